@@ -9,7 +9,7 @@ import torch
 from specdec_hf import DistilledDrafter, generate
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter
 from specdec_hf.lab.analysis.replay import write_text
-from support import heads, hf_models
+from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import DynamicCache
 
@@ -34,7 +34,7 @@ def text(target):
 
 def test_the_rounds_are_those_of_a_call(target, text):
     """And the places are those of the answer, with the one after its last token."""
-    head = heads.learnt(target, text.tokens.tolist(), steps=2, rate=0.003)
+    head = hf_models.learnt(target, text.tokens.tolist(), steps=2, rate=0.003)
     counts = count(head, target, text, read(target, text))
     for gamma in GAMMAS:
         out = generate(

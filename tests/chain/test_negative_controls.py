@@ -1,6 +1,5 @@
 """What the enumeration of test_rules.py must reject."""
 
-import proofs
 import pytest
 import torch
 from proofs.toy_chain import ToyChain, assert_target_distribution, assert_wrong_distribution
@@ -12,9 +11,7 @@ from support.providers import provider, verify
 def test_cell_boundaries_of_another_verifier_are_only_a_hint():
     """`like` is a verifier of other models here; the boundaries are measured all the same."""
     toy, other = ToyChain(gamma=1), ToyChain(gamma=1, seed=99)
-    realized = proofs.enumerate_distribution(
-        toy.verifier("cpp"), toy.draft_probs, toy.target_probs, like=other.verifier("cpp")
-    )
+    realized = toy.realized_by(toy.verifier("cpp"), like=other.verifier("cpp"))
     assert_target_distribution(realized, toy)
 
 
@@ -34,9 +31,7 @@ def test_the_enumeration_rejects_a_cdf_that_ends_below_1(gamma, token, words, wi
         return tokens, accepted
 
     with pytest.raises(ValueError, match=words):
-        proofs.enumerate_distribution(
-            wrong, toy.draft_probs, toy.target_probs, like=right if with_like else None
-        )
+        toy.realized_by(wrong, like=right if with_like else None)
 
 
 # Correct kernels that are called wrongly. Wrong kernels are in the ledger of mutants.
@@ -88,5 +83,5 @@ def test_the_enumeration_rejects(call, rule):
         # Ids of a wide draft may be out of range here, so status is not looked at.
         return verify(provider("verify_chain", "cpp"), uniforms=uniforms, **a)[:2]
 
-    realized = proofs.enumerate_distribution(run, toy.draft_probs, toy.target_probs, steps=24)
+    realized = toy.realized_by(run, steps=24)
     assert_wrong_distribution(realized, toy)

@@ -7,6 +7,7 @@ schedules, tiles and scan blocks.
 import itertools
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -20,13 +21,14 @@ import triton.language as tl
 from proofs import assert_outputs_close, assert_outputs_equal
 from support.programs import output_of
 from support.providers import provider, sampling_arguments, small_tiles, verify  # noqa: F401
-from support.sources import ROOT
 
 from specdec_kernels import reference
 from specdec_kernels.arguments.rules import METHODS, NOISES
 from specdec_kernels.reference.row import noise
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.row import noise as triton_noise
+
+ROOT = Path(__file__).parents[2]
 
 AHEAD_OF_TIME = ROOT / "tests/device/triton_aot.py"
 FILTERS = {"top_k": 40, "top_p": 0.9}

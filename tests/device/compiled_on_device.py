@@ -16,8 +16,7 @@ pytest.importorskip("triton")
 
 from specdec_hf import generate
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
-from support.heads import head_for
-from support.hf_models import build, prompts, with_noise
+from support.hf_models import build, head_for, prompts, with_noise
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,19 @@ import functools
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import proofs
 import pytest
 import torch
 from proofs import assert_close
 from support.shared_build import built_once
-from support.sources import CSRC, ROOT
 
 from specdec_kernels import reference
 from specdec_kernels.reference.forward import decoder_layer, linear
+
+ROOT = Path(__file__).parents[2]
+CSRC = ROOT / "csrc"
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MACROS = ["__AVX2__", "__AVX512DQ__", "__AVX512BF16__", "__AMX_BF16__"]

@@ -6,14 +6,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from specdec_hf import (
-    Drafter,
-    ModelDrafter,
-    RemoteDrafter,
-    serve_drafter,
-)
+from specdec_hf import Drafter, ModelDrafter, RemoteDrafter, serve_drafter
 from specdec_hf.drafters import remote
-from support import drafter_cases, hf_models
+from support import drafter_proof, hf_models
 from support.drafter_proof import target, with_wrong_distribution
 
 
@@ -31,7 +26,7 @@ def served_here(drafter: Drafter, monkeypatch: Any) -> RemoteDrafter:
 
 def serve(store: str) -> None:
     """Serve three draft models, the last of them with a wrong distribution."""
-    small = drafter_cases.draft_model(target()[0])
+    small = drafter_proof.draft_model(target()[0])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
     serve_drafter(hf_models.perturbed("llama"))

@@ -19,7 +19,7 @@ from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.trees import TrieTree
 from support import hf_models
-from support.heads import head_for
+from support.hf_models import head_for
 
 from specdec_kernels.analysis import acceptance_rate
 
@@ -39,7 +39,6 @@ def text_of(sampling, seed=2, tokens=24):
 
 
 def rows_of(model, text):
-    """Logits [n, V] at every position of the answer, by one plain forward."""
     with torch.inference_mode():
         logits = model(torch.from_numpy(text.tokens)[None]).logits[0].double()
     return logits[text.begin - 1 : -1]
@@ -52,9 +51,6 @@ def measured_by(positions, *, greedy=False):
     for position in positions:
         measured.add(position)
     return measured
-
-
-# Acceptance.
 
 
 def test_alpha_of_a_model_is_that_of_two_plain_forwards():
@@ -146,9 +142,6 @@ def test_a_token_is_always_among_the_likeliest_of_a_vocabulary_that_is_smaller_t
     assert first < fourth == fifth == 1
 
 
-# The residual.
-
-
 def test_the_ablation_is_exact_on_a_small_example():
     """P = (1/2, 1/2), Q = (3/4, 1/4): a rejection in 1/4, recovered always token 1."""
     p, q = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.75, 0.25]).double()
@@ -184,7 +177,6 @@ HOT = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def calls(*rounds):
-    """Statistics of one call whose rounds are (draft, verify, accept, drafted, emitted)."""
     log = [
         RoundRecord(0.0, draft, verify, accept, 0.0, 0.0, [drafted], [emitted - 1], [emitted])
         for draft, verify, accept, drafted, emitted in rounds
@@ -208,9 +200,6 @@ def test_speed_follows_from_the_rounds_after_the_first():
     assert speed.expected_tokens == pytest.approx((1 + 1.9375) / 2)
     assert speed.expected == pytest.approx((1 + 1.9375) / 3)
     assert compare_speed(plain, plain, alpha=0.5, gamma=4, temperature=1.0) is None
-
-
-# Trees.
 
 
 def tree_drafters(model):

@@ -8,34 +8,18 @@ import inspect
 import math
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
+import specdec_hf as loop
 import specdec_host as host
 import torch
 from specdec_hf import (
     BenefitGuard,
-    DistilledDrafter,
-    EagleTree,
-    EarlyExitDrafter,
-    HorizontalCascade,
-    KeptTexts,
-    LayersDrafter,
-    LayerSkipDrafter,
-    LookaheadDrafter,
-    ModelDrafter,
-    NasdDrafter,
-    PromptLookupDrafter,
-    RemoteDrafter,
-    RestDrafter,
-    SparseCacheDrafter,
     SpeculativeDecoder,
-    SuffixAutomatonDrafter,
-    TextDrafter,
-    TokenRecyclingDrafter,
     TreeSpec,
     TrieTree,
-    VerticalCascade,
     check_drafter,
     check_rule,
     compat,
@@ -46,11 +30,12 @@ from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.options import ALIASES, Options
 from specdec_host import Corpus
 from support import hf_models
-from support.sources import ROOT
-from support.toy_tokenizers import letters
+from support.cli_models import letters
 from transformers import GenerationConfig
 
 import specdec_kernels as kernels
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.quick
 
@@ -69,27 +54,27 @@ GOOD = {
     TreeSpec.branching: {"widths": (1,)},
     TreeSpec.medusa: {"ranks": (1,), "size": 1, "accuracies": [[0.5]]},
     TreeSpec.sequoia: {"acceptance": [0.5], "size": 2},
-    EagleTree: {},
+    loop.EagleTree: {},
     TrieTree: {},
-    KeptTexts: {"max_bytes": 8},
+    loop.KeptTexts: {"max_bytes": 8},
     NgramTable.build: {"texts": TEXTS, "vocab_size": 9, "order": 2},
-    PromptLookupDrafter: {},
-    ModelDrafter: {"model": TINY},
-    DistilledDrafter: {"model": TINY},
-    EarlyExitDrafter: {"layers": 1},
-    LayersDrafter: {"layers": 1},
-    LayerSkipDrafter: {"first": 1, "last": 1},
-    LookaheadDrafter: {},
-    NasdDrafter: {},
+    loop.PromptLookupDrafter: {},
+    loop.ModelDrafter: {"model": TINY},
+    loop.DistilledDrafter: {"model": TINY},
+    loop.EarlyExitDrafter: {"layers": 1},
+    loop.LayersDrafter: {"layers": 1},
+    loop.LayerSkipDrafter: {"first": 1, "last": 1},
+    loop.LookaheadDrafter: {},
+    loop.NasdDrafter: {},
     NgramDrafter: {},
-    RemoteDrafter: {"rank": 1},
-    RestDrafter: {"corpus": CORPUS},
-    SparseCacheDrafter: {},
-    SuffixAutomatonDrafter: {},
-    TextDrafter: {"model": TINY, **TOKENIZERS},
-    TokenRecyclingDrafter: {},
-    VerticalCascade: {"model": TINY, "drafter": TINY},
-    HorizontalCascade: {"drafters": [TINY, TINY], "counts": [1]},
+    loop.RemoteDrafter: {"rank": 1},
+    loop.RestDrafter: {"corpus": CORPUS},
+    loop.SparseCacheDrafter: {},
+    loop.SuffixAutomatonDrafter: {},
+    loop.TextDrafter: {"model": TINY, **TOKENIZERS},
+    loop.TokenRecyclingDrafter: {},
+    loop.VerticalCascade: {"model": TINY, "drafter": TINY},
+    loop.HorizontalCascade: {"drafters": [TINY, TINY], "counts": [1]},
     compat.TopKNucleusProcessor: {"temperature": 1.0, "top_k": 2, "top_p": 0.5},
     compat.autoregressive_generate: {"inputs": [1, 2], "model": TINY, "max_gen_len": 1},
     compat.beam_search_generate: {"inputs": [1, 2], "model": TINY, "max_gen_len": 1},
@@ -104,7 +89,7 @@ POOL = [
 ]  # fmt: skip
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 NOT_DERIVED = {  # "Any" is in a table below; these are sequences, which no value of the pool is
-    (HorizontalCascade, "drafters"), (NgramTable.build, "texts"), (check_drafter, "rules"),
+    (loop.HorizontalCascade, "drafters"), (NgramTable.build, "texts"), (check_drafter, "rules"),
     (TreeSpec, "ranks"),
 }  # fmt: skip
 SAID = {
@@ -151,13 +136,6 @@ def test_a_wrong_type_is_refused_by_name(function):
 
 def test_every_parameter_is_tried():
     assert len([*derived()]) > 600
-    names = {name for function, name, _ in derived() if function is generate}
-    assert {option.name for option in fields(Options)} - names == {
-        "drafter",
-        "rule",
-        "tree",
-        "seed",
-    }
 
 
 MODEL = "a causal language model of Transformers, or a wrapper that forwards to one"
@@ -173,9 +151,9 @@ MORE_TYPES = {  # what no annotation says: the function, an argument, its value,
     "stop": (SpeculativeDecoder, "stop_strings", ["a", 3], "must be a string or a list of them"),
     "parent": (TreeSpec, "parents", (-1, 0.0), "parents[1] must be an integer, got 0.0"),
     "accuracy": (TreeSpec.medusa, "accuracies", [3], "accuracies[0] must be a sequence, got 3"),
-    "corpus": (RestDrafter, "corpus", [1], "corpus must be a Corpus, got list"),
-    "part": (VerticalCascade, "drafter", 3, "a cascade must hold Drafters, names of d"),
-    "count": (HorizontalCascade, "counts", ["a"], "counts[0] must be an integer, got 'a'"),
+    "corpus": (loop.RestDrafter, "corpus", [1], "corpus must be a Corpus, got list"),
+    "part": (loop.VerticalCascade, "drafter", 3, "a cascade must hold Drafters, names of d"),
+    "count": (loop.HorizontalCascade, "counts", ["a"], "counts[0] must be an integer, got 'a'"),
 }
 
 
@@ -190,7 +168,7 @@ def test_a_flag_is_no_sampling_parameter(name):
     for value in (True, [False], np.array([True]), torch.tensor([True]), np.bool_(False), "a"):
         found = refusal(generate, TypeError, do_sample=True, **{name: value})
         assert re.search(rf"^{name} must be .*, got (True|False|np.False_|'a')$", found)
-    for function in (LayersDrafter, ModelDrafter):
+    for function in (loop.LayersDrafter, loop.ModelDrafter):
         assert refusal(function, TypeError, **{name: True}).endswith(", got True")
 
 
@@ -199,13 +177,13 @@ def test_integers_of_any_type_are_integers(kind):
     given = {**GOOD[generate], "max_new_tokens": 30, "do_sample": False, "seed": 3}
     for name in ("num_assistant_tokens", *ALIASES):
         out = generate(
-            **given, drafter=PromptLookupDrafter(kind(3), kind(1)), **{name: kind(2)},
+            **given, drafter=loop.PromptLookupDrafter(kind(3), kind(1)), **{name: kind(2)},
             guard=BenefitGuard(window=kind(2), pause=kind(2)), return_dict_in_generate=True,
         )  # fmt: skip
         assert max(out.stats.gammas) == 2
     assert TreeSpec.chain(kind(2)) == TreeSpec((-1, kind(0)))
     assert TrieTree(kind(2), kind(3), kind(4)) == TrieTree(2, 3, 4)
-    tree = EagleTree(kind(12), kind(2), kind(4))
+    tree = loop.EagleTree(kind(12), kind(2), kind(4))
     assert tree.width**2 == 144
     generate(**{**given, "max_new_tokens": 4}, drafter=TINY, tree=tree)
 
@@ -270,7 +248,6 @@ FIELDS = {
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_field_of_the_generation_config_that_is_no_number_is_refused_by_name(name):
-    """As an argument, in a config of the call and in the model's own."""
     config, model = GenerationConfig(), hf_models.build("llama")
     setattr(config, name, "5")
     setattr(model.generation_config, name, "5")
@@ -290,7 +267,6 @@ PRINTED = {
 
 @pytest.mark.parametrize("kind", PRINTED)
 def test_a_message_prints_a_large_value_by_its_type_and_size(kind):
-    """In each of the three packages."""
     value, text = PRINTED[kind]
     for call in (
         lambda: generate(TINY, gamma=value),
@@ -302,14 +278,11 @@ def test_a_message_prints_a_large_value_by_its_type_and_size(kind):
         assert str(raised.value).endswith(f", got {text}")
 
 
-# The options of the loop are declared once: what is made of the declaration.
-
 PAGE = ROOT / "docs" / "loop.md"
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")
 def test_the_page_ends_with_the_options():
-    """Each with its default, and as it begins."""
     page = " ".join(PAGE.read_text().replace("`", "").split())
     for option in (one for one in fields(Options) if one.name not in ALIASES):
         value = option.default
@@ -347,36 +320,34 @@ def test_help_has_every_option_with_its_type_default_and_text():
     assert mine - {"tokenizer", "stop_strings"} == {option.name for option in fields(Options)}
 
 
-# What is out of range, or does not go together.
-
 WIDE = TreeSpec.branching((3, 2))
 
 
 VALUES = {
-    "min_ngram must be in [1, max_ngram = 2], got 3": lambda: PromptLookupDrafter(2, 3),
+    "min_ngram must be in [1, max_ngram = 2], got 3": lambda: loop.PromptLookupDrafter(2, 3),
     "order must be an integer in [1, 8], got 0": lambda: NgramDrafter(order=0),
     "table must be given with learn=False": lambda: NgramDrafter(learn=False),
     "hold ids in [0, 9), got 9": lambda: NgramTable.build([np.array([9])], 9, 2),
     "must name an n-gram table, got README.md": lambda: NgramTable.load("README.md"),
-    "min_ngram must be at most max_ngram=4, got 5": lambda: NasdDrafter(min_ngram=5),
-    "top_k must be an integer in [0, 1024], got -1": lambda: NasdDrafter(top_k=-1),
+    "min_ngram must be at most max_ngram=4, got 5": lambda: loop.NasdDrafter(min_ngram=5),
+    "top_k must be an integer in [0, 1024], got -1": lambda: loop.NasdDrafter(top_k=-1),
     "pause must be at least 1, got 0": lambda: BenefitGuard(pause=0),
-    "min_match must be at most 2, got 3": lambda: RestDrafter(CORPUS, 3, 2),
-    "must be in [0, 1], got 2.0": lambda: SuffixAutomatonDrafter(min_confidence=2),
-    "max_bytes must be at least 8, got 7": lambda: KeptTexts(7),
-    "bytes such as 64MiB, got '64MB'": lambda: SuffixAutomatonDrafter.from_text("keep=64MB"),
-    "ngram must be an integer in [2, 1024], got 1": lambda: LookaheadDrafter(ngram=1),
-    "must be in [2, 1025], got 1": lambda: LookaheadDrafter(1, 2, 0),
-    "three integers W,N,G, got '4,3,-1'": lambda: LookaheadDrafter.from_text("4,3,-1"),
-    "ranks of tree must be below top_k=2, got 2": lambda: TokenRecyclingDrafter(WIDE, 2),
-    "assistant_lookbehind must be at least 1, got 0": lambda: TextDrafter(
+    "min_match must be at most 2, got 3": lambda: loop.RestDrafter(CORPUS, 3, 2),
+    "must be in [0, 1], got 2.0": lambda: loop.SuffixAutomatonDrafter(min_confidence=2),
+    "max_bytes must be at least 8, got 7": lambda: loop.KeptTexts(7),
+    "bytes such as 64MiB, got '64MB'": lambda: loop.SuffixAutomatonDrafter.from_text("keep=64MB"),
+    "ngram must be an integer in [2, 1024], got 1": lambda: loop.LookaheadDrafter(ngram=1),
+    "must be in [2, 1025], got 1": lambda: loop.LookaheadDrafter(1, 2, 0),
+    "three integers W,N,G, got '4,3,-1'": lambda: loop.LookaheadDrafter.from_text("4,3,-1"),
+    "ranks of tree must be below top_k=2, got 2": lambda: loop.TokenRecyclingDrafter(WIDE, 2),
+    "assistant_lookbehind must be at least 1, got 0": lambda: loop.TextDrafter(
         TINY, **TOKENIZERS, assistant_lookbehind=0
     ),
-    "in a cascade, got TextDrafter": lambda: HorizontalCascade(
-        [TINY, TextDrafter(TINY, **TOKENIZERS)], [1]
+    "in a cascade, got TextDrafter": lambda: loop.HorizontalCascade(
+        [TINY, loop.TextDrafter(TINY, **TOKENIZERS)], [1]
     ),
-    "drafters must be 2 to 8, got 0": lambda: HorizontalCascade([], []),
-    "learning_rate must be above 0 and finite, got 0": lambda: DistilledDrafter(TINY, 0),
+    "drafters must be 2 to 8, got 0": lambda: loop.HorizontalCascade([], []),
+    "learning_rate must be above 0 and finite, got 0": lambda: loop.DistilledDrafter(TINY, 0),
     "drafter must be given, got None": lambda: check_drafter(None, TINY),
 }
 

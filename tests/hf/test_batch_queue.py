@@ -67,8 +67,6 @@ def run(coroutine):
 
 
 def in_queue(body, decoder=None, batch_size=8, **more):
-    """What a coroutine of an open queue returns."""
-
     async def decode():
         async with BatchQueue(MODEL, decoder or watched(), batch_size, **more) as queue:
             return await body(queue)
@@ -77,7 +75,6 @@ def in_queue(body, decoder=None, batch_size=8, **more):
 
 
 def held(drafter="suffix_automaton"):
-    """A decoder whose gate is closed."""
     decoder = watched(drafter)
     decoder.gate.clear()
     return decoder
@@ -184,7 +181,6 @@ def test_a_sequence_joins_those_that_run_and_is_cancelled_alone():
 
 
 def test_a_long_prompt_is_given_up_with_its_sequence():
-    """Between two chunks of its prompt, and so without a token."""
     decoder = held()
 
     async def give_up(queue):
@@ -229,7 +225,7 @@ def test_sequences_that_wait_when_the_queue_ends_are_told_so():
         (dict(stop=["a"]), TypeError, r"stop must be None or a function of token ids, got \['a'\]"),
         (dict(num_top_logprobs=-1), ValueError, "num_top_logprobs must be at least 0, got -1"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_argument_is_refused_before_it_waits(given, error, message):
     good = dict(input_ids=[4], max_new_tokens=2, seed=1)
     with pytest.raises(error, match=message):

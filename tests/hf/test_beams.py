@@ -3,7 +3,7 @@
 import pytest
 import torch
 from specdec_hf import generate
-from support import encoder_models, hf_models
+from support import hf_models
 from support.hf_models import Recorder
 from transformers import (
     LogitsProcessor,
@@ -133,7 +133,6 @@ def test_beams_that_end_early_or_nowhere_are_those_of_model_generate(case):
 
 
 def test_drafted_beams_do_not_end():
-    """The model itself, with as many beams, drafts all beams of the target."""
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 5))
     kwargs = settings(2, eos_token_id=[23, 37])
     want = model.generate(**inputs, **kwargs)
@@ -183,9 +182,9 @@ def test_what_does_not_go_together_with_beams_is_refused_by_name(arguments, mess
 
 IDS = torch.tensor([[11, 12, 13], [4, 9, 2]])
 WITHOUT_TREES = {
-    "t5": lambda: (encoder_models.tiny("t5"), encoder_models.texts((9, 5, 7))),
-    "bart": lambda: (encoder_models.tiny("bart"), encoder_models.texts((9,))),
-    "whisper": lambda: (encoder_models.tiny("whisper"), encoder_models.sounds(2)),
+    "t5": lambda: (hf_models.tiny("t5"), hf_models.texts((9, 5, 7))),
+    "bart": lambda: (hf_models.tiny("bart"), hf_models.texts((9,))),
+    "whisper": lambda: (hf_models.tiny("whisper"), hf_models.sounds(2)),
     "mamba": lambda: (build("MambaForCausalLM"), {"input_ids": IDS, "attention_mask": IDS**0}),
 }
 

@@ -18,7 +18,7 @@ from specdec_hf.runner.protocol import to_device
 from specdec_hf.runner.self_check import LARGEST_WINDOW
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
-from support.heads import head_folder
+from support.hf_models import head_folder
 
 from specdec_kernels import Verdict
 
@@ -336,7 +336,6 @@ def test_each_prompt_is_read_alone_where_padding_would_cost_more(drafter):
 
 @pytest.mark.parametrize("drafter", [None, "eagle3"])
 def test_a_prompt_of_several_sequences_is_read_once(drafter, tmp_path):
-    """Also beside another one, with padding; their texts and counts are those of each alone."""
     model, shapes = hf_models.build("llama", layers=4), []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)),

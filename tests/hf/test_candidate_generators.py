@@ -3,12 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from proofs import SIGNIFICANCE
 from specdec_hf import from_candidate_generator
 from specdec_hf.drafting.drafter import DraftOutcome
 from support import hf_models
-from support.drafter_proof import assert_greedy_identical, joint_p_value
-from support.histories import context_of, history_of, propose
+from support.drafter_proof import (
+    SIGNIFICANCE,
+    assert_greedy_identical,
+    context_of,
+    history_of,
+    joint_p_value,
+    propose,
+)
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import (
     AssistedCandidateGenerator,
@@ -17,7 +22,6 @@ from transformers.generation.candidate_generator import (
 
 
 def assisted(model, **config):
-    """A drafter of generators which draft with this model."""
     config = GenerationConfig(max_length=4096, min_length=0, top_k=0, pad_token_id=0, **config)
 
     def make(input_ids):

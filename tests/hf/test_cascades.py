@@ -8,23 +8,21 @@ import copy
 import numpy as np
 import pytest
 import torch
-from proofs import SIGNIFICANCE
-from specdec_hf import (
-    Drafter,
-    HorizontalCascade,
-    ModelDrafter,
-    TreeSpec,
-    VerticalCascade,
-    generate,
-)
+from specdec_hf import Drafter, HorizontalCascade, ModelDrafter, TreeSpec, VerticalCascade, generate
 from specdec_hf.drafters.cascade import level_context
 from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import History
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error, says, succeed  # noqa: F401
-from support.drafter_proof import VOCAB, assert_greedy_identical, joint_p_value, target
-from support.histories import context_of
+from support.drafter_proof import (
+    SIGNIFICANCE,
+    VOCAB,
+    assert_greedy_identical,
+    context_of,
+    joint_p_value,
+    target,
+)
 
 from specdec_kernels import SampledDraft, Verdict, sample
 
@@ -38,7 +36,6 @@ def small(model):
 
 
 def nested(model):
-    """Cascades within cascades."""
     bottom = HorizontalCascade([small(model), ModelDrafter(model)], [1])
     inner = VerticalCascade(hf_models.with_noise(model, 0.5), bottom, 3)
     return HorizontalCascade([middle(model), VerticalCascade(middle(model), inner, 2)], [1])
@@ -95,13 +92,10 @@ class ReportsNoThresholds(HorizontalCascade):
 
 
 @pytest.mark.parametrize(
-    ("filters", "seeds"),
-    [({"top_k": 2}, (1, 2)), ({"top_p": 0.7}, (3, 4))],
-    ids=["top-k", "top-p"],
+    ("filters", "seeds"), [({"top_k": 2}, (1, 2)), ({"top_p": 0.7}, (3, 4))], ids=["top-k", "top-p"]
 )
 @pytest.mark.parametrize("kind", [HorizontalCascade, ReportsNoThresholds])
 def test_a_horizontal_cascade_is_exact_under_filters(kind, filters, seeds):
-    """Of two draft models whose likely tokens are often not the target's."""
     drafter = kind([hf_models.build("llama", seed, vocab_size=VOCAB) for seed in seeds], [1])
     p_value = joint_p_value(drafter, "token", texts=1000, prompt=0, **filters)
     assert (p_value < SIGNIFICANCE) == (kind is ReportsNoThresholds)
@@ -143,7 +137,6 @@ def test_each_model_of_a_list_drafts_for_the_one_before_it():
 
 
 def test_a_later_drafter_goes_on_from_the_drafts_of_those_before_it():
-    """As good as the first one, it is never wrong."""
     model = hf_models.tiny("llama")
     both = HorizontalCascade([ModelDrafter(model), ModelDrafter(model)], [2])
     out = hf_models.decode(model, (9, 4), gamma=4, max_new_tokens=16, drafter=both)
@@ -210,7 +203,6 @@ def draft_model():
 
 
 def decoded(drafter, model, rule, lengths=(9, 4, 12), tree=TREE, new_tokens=14):
-    """The output of a ragged batch, and the forwards of the draft model."""
     forwards = []
     hook = model.register_forward_hook(lambda *_: forwards.append(1))
     out = hf_models.decode(
@@ -222,7 +214,6 @@ def decoded(drafter, model, rule, lengths=(9, 4, 12), tree=TREE, new_tokens=14):
 
 
 def outcomes(stats):
-    """What was drafted and kept in each round."""
     return [(one.drafted, one.accepted, one.emitted) for one in stats.round_log]
 
 
@@ -252,25 +243,7 @@ def test_guesses_change_no_tree_and_save_forwards(rule, guesser):
     assert fewer <= forwards, "a guess is never a forward of its own"
 
 
-def test_a_level_whose_nodes_were_guessed_needs_no_forward():
-    """A guesser that is right: one forward a round. The control guesses at random."""
-    model, chain = draft_model(), TreeSpec.branching((1, 1, 1, 1))
-    arguments = {"rule": "greedy", "lengths": (9,), "tree": chain, "new_tokens": 24}
-    _, alone = decoded(model, model, **arguments)
-    right = VerticalCascade(model, ModelDrafter(copy.deepcopy(model)), 3)
-    out, forwards = decoded(right, model, **arguments)
-    rounds = sum(one.drafted[0] > 0 for one in out.stats.round_log)
-    assert forwards == rounds > 3
-    assert out.stats.drafter == "vertical_cascade"
-    wrong = VerticalCascade(model, RandomDrafter(), 3)
-    assert decoded(wrong, model, **arguments)[1] > 0.9 * alone > 2 * rounds
-    two = VerticalCascade(model, ModelDrafter(copy.deepcopy(model)), 2)
-    assert rounds < decoded(two, model, **arguments)[1] < alone
-
-
 class Watches(RandomDrafter):
-    """Drafts at random, and reads the three most likely tokens of every round."""
-
     candidates, rolls_back, seen = 3, True, ()
 
     def observe(self, history, candidates):
@@ -299,26 +272,13 @@ def test_names_and_models_of_a_cascade_are_checked():
         generate(model, torch.tensor([[1, 2]]), drafter=HorizontalCascade([same, same], [1]))
 
 
-# The command line.
-
-
-def decode_by_command(folder, *drafters, cascade):  # noqa: F811
-    named = [word for name in drafters for word in ("--drafter", name)]
-    return invoke(
-        "generate", "--model", folder, "--prompt", "ab ab ab", "--max-new-tokens", 8, *named,
-        "--guard", "off", "--cascade", *cascade,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    "cascade",
-    [("vertical", "--tree", "2,1,1"), ("horizontal:2", "--temperature", "0.8", "--seed", "1")],
-    ids=" ".join,
+    "cascade", ["vertical --tree 2,1,1", "horizontal:2 --temperature 0.8 --seed 1"]
 )
 def test_cascades_of_the_command_line_draft(cascade, folder):  # noqa: F811
-    result = decode_by_command(folder, "layers:1", "prompt_lookup", cascade=cascade)
-    assert result.exit_code == 0, result.output
-    assert "draft" in result.output
+    asked = "--drafter layers:1 --drafter prompt_lookup --max-new-tokens 8 --guard off --cascade"
+    words = [*asked.split(), *cascade.split()]
+    assert "draft" in succeed("generate", "--model", folder, "--prompt", "ab ab ab", *words).output
 
 
 WRONG = [

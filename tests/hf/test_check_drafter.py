@@ -42,8 +42,6 @@ def test_a_model_with_a_tree_passes(target, smaller):
 
 
 class HotterThanReported(ModelDrafter):
-    """Draws at twice the temperature."""
-
     def start(self, context):
         super().start(context)
         sampling = self._draft.sampler.sampling

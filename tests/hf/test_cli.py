@@ -194,9 +194,6 @@ def test_models_are_folders_files_and_ids_of_the_cache(home, monkeypatch):  # no
     assert texts[0] == texts[1] == texts[2]
 
 
-# Prompts.
-
-
 def test_prompts_come_from_standard_input():
     asked = ("generate", "--model", "tiny", "--max-new-tokens", 2, "--no-compare")
     text = "Say yes.\nSay é :smile:\n"
@@ -246,9 +243,6 @@ def test_a_difference_in_float32_is_an_error(monkeypatch):
     result = invoke(*ASKED, "--max-new-tokens", 2)
     assert result.exit_code == 1, result.output
     assert says(result, "error: 1 of 1 texts differ from model.generate")
-
-
-# Faults: damaged files, missing libraries, prompts that are too long.
 
 
 def test_a_missing_library_and_an_unexpected_error_get_one_line(monkeypatch):

@@ -6,13 +6,7 @@ import pytest
 from specdec_hf.lab.analysis import figures, tree_pictures
 from specdec_hf.lab.analysis.encoders import EncoderSeconds
 from specdec_hf.loop.round_record import RoundRecord
-from support.cli_models import (  # noqa: F401
-    folder,
-    home,
-    invoke,
-    masked,
-    says,
-)
+from support.cli_models import folder, home, invoke, masked, says  # noqa: F401
 
 from specdec_kernels.analysis import walltime_factor
 
@@ -97,7 +91,6 @@ def check_report(report):
 
 @pytest.fixture
 def analyze(home):  # noqa: F811
-    """Runs the command with some drafters; its result and its report."""
     (home / "prompts.jsonl").write_text(PROMPTS)
 
     def call(*drafters, options=()):
@@ -148,15 +141,6 @@ def test_trees_are_drawn_as_they_were_measured(analyze, home):  # noqa: F811
     result, content = analyze("layers:1", options=(*options, "--tree", "2,1"))
     assert result.output.count("mask, 0 is the root") >= tree_pictures.SHOWN_ROUNDS
     assert [one["drafter"] for one in content["trees"]] == ["layers:1"]
-
-
-def test_a_node_is_drawn_beside_the_middle_of_its_children():
-    """Of the root, of its children 0 and 3, and of the children of 0, in columns and lines."""
-    places = tree_pictures.place_nodes([-1, 0, 0, -1])
-    middle = (tree_pictures.LINE - tree_pictures.HIGH) // 2
-    lines = [1.25, 0.5, 0, 1, 2]
-    assert [x // tree_pictures.COLUMN for x, _ in places] == [0, 1, 2, 2, 1]
-    assert [y - middle for _, y in places] == [round(n * tree_pictures.LINE) for n in lines]
 
 
 def test_a_timeline_has_the_parts_of_each_round_where_they_were_measured():

@@ -23,7 +23,7 @@ from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
 from support import cli_models, hf_models
 from support.cli_models import folder, home, masked, reported, succeed  # noqa: F401
-from support.heads import head_for
+from support.hf_models import head_for
 from transformers import MambaConfig, MambaForCausalLM
 
 from specdec_kernels.analysis import walltime_factor
@@ -46,7 +46,6 @@ def questions(tmp_path):
 
 @pytest.fixture
 def bench(folder, questions, tmp_path):  # noqa: F811
-    """Runs the command on the questions; the results in its report."""
     asked = ("bench", "--questions", questions, "--model", folder)
     return lambda words: reported(tmp_path, *asked, *words.split())[0]["results"]
 
@@ -256,8 +255,6 @@ def test_a_synthetic_model_is_labelled_and_accepts_as_often_as_asked(tmp_path):
     for words in (result.output, (tmp_path / "out.md").read_text(), content["title"], half["name"]):
         assert "SYNTHETIC" in words
 
-
-# Theorem 3.8 with measured acceptance and costs, and the efficiency against it.
 
 STEP, DRAFT, VERIFY, HOST, GAMMA = 0.1, 0.04, 0.15, 0.01, 4  # seconds of each, and drafts
 BOUND = walltime_factor(1.0, GAMMA, DRAFT / GAMMA / STEP, VERIFY / STEP)

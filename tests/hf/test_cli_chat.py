@@ -13,24 +13,23 @@ from specdec_hf.cli.conversation import Conversation
 from specdec_hf.cli.load import Loaded, load
 from specdec_hf.cli.run import View, encode, make_decoder
 from specdec_hf.cli.trace import PieceStream
-from support import hf_models, toy_tokenizers
+from support import cli_models, hf_models
 from support.cli_models import answered, folder, home, invoke, masked, says, succeed  # noqa: F401
 
 
 @pytest.fixture
 def conversation():
-    model = hf_models.build("llama", vocab_size=toy_tokenizers.END + 1, context=512)
+    model = hf_models.build("llama", vocab_size=cli_models.END + 1, context=512)
     # Only ASCII letters: the answer is then encoded again as it was generated.
     with torch.no_grad():
         model.lm_head.weight[: ord("A") - 33] = 0
         model.lm_head.weight[ord("Z") - 32 :] = 0
-    loaded = Loaded(model, toy_tokenizers.tokenizer(), ["prompt_lookup"], "tiny")
+    loaded = Loaded(model, cli_models.tokenizer(), ["prompt_lookup"], "tiny")
     settings = Settings(max_new_tokens=12, sampling={"temperature": 0.0})
     return Conversation(loaded, SpeculativeDecoder("prompt_lookup"), settings)
 
 
 def streams(conversation, monkeypatch):
-    """A list that grows by the cache that each answer is given."""
     given = []
     stream = conversation.decoder.stream
 
@@ -43,7 +42,6 @@ def streams(conversation, monkeypatch):
 
 
 def test_answers_are_those_of_the_whole_conversation(conversation, monkeypatch, capsys):
-    """With the cache of the last answer, and without."""
     given = streams(conversation, monkeypatch)
     model, tokenizer = conversation.loaded.model, conversation.loaded.tokenizer
     for number, text in enumerate(("Say it", "Again, please", "And now?")):
@@ -171,7 +169,6 @@ def drafting(folder):  # noqa: F811
 
 
 def said(conversation, capsys, *texts):
-    """What commands print, all of which are obeyed."""
     capsys.readouterr()
     for text in texts:
         assert run_command(conversation, text)

@@ -6,27 +6,25 @@ from specdec_hf import SpeculativeDecoder, Step
 from specdec_hf.cli.decisions import COLUMNS
 from specdec_hf.cli.explain import Explainer
 from specdec_hf.cli.trace import ASCII_MARKS, render
-from support import hf_models, toy_tokenizers
+from support import cli_models, hf_models
 from support.cli_models import folder, reported  # noqa: F401
 
 from specdec_kernels.analysis import acceptance_uniforms
 
 SAMPLING = {"temperature": 0.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 TEXT = "Say: the cat sat. The cat sat"
-VOCAB = toy_tokenizers.END + 1
+VOCAB = cli_models.END + 1
 
 
 @pytest.fixture(scope="module")
 def models():
-    """A target and a drafter that often agrees with it, of the byte tokenizer's vocabulary."""
     target = hf_models.build("llama", vocab_size=VOCAB)
     return target, hf_models.with_noise(target, 0.1)
 
 
 def explained(models, rule, sampling=SAMPLING, tokenizer=None, **options):
-    """The explainer of one answer, the ids of prompt and answer, and the rounds."""
     target, drafter = models
-    tokenizer = tokenizer or toy_tokenizers.tokenizer()
+    tokenizer = tokenizer or cli_models.tokenizer()
     inputs = tokenizer(TEXT, return_tensors="pt")
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     explainer = Explainer(tokenizer, inputs["input_ids"][0].tolist(), "drafty", sampling)
@@ -137,7 +135,7 @@ def test_the_nodes_of_trees_are_those_of_plain_forwards(models, rule):
 
 def test_the_root_of_a_tree_is_written_as_behind_its_text():
     """Alone, a word has no blank before it."""
-    tokenizer = toy_tokenizers.sentence_piece()
+    tokenizer = cli_models.sentence_piece()
     target = hf_models.build("llama", vocab_size=len(tokenizer))
     one, other = tokenizer.convert_tokens_to_ids(["▁Hello", "▁the"])
     with torch.no_grad():
@@ -168,7 +166,7 @@ def test_generate_prints_and_writes_every_decision(folder, tmp_path, options):  
 
 
 def test_shown_tokens_of_one_kind_are_one_piece():
-    tokenizer = toy_tokenizers.tokenizer()
+    tokenizer = cli_models.tokenizer()
     ids = tokenizer("cdef", add_special_tokens=False)["input_ids"]
     kinds = ["accepted", "plain", "accepted", "accepted"]
     steps = [Step(0, [token], [kind], [0.0]) for token, kind in zip(ids, kinds, strict=True)]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support import cli_models, encoder_models, toy_tokenizers
+from support import cli_models, hf_models
 from support.cli_models import invoke, one_line_error, reported, says
 from transformers import AutoModelForSeq2SeqLM
 
@@ -12,14 +12,12 @@ TEXT = "the story of a bear, the story of a cat, the story of"
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory):
-    """The folder of a tiny T5."""
     return cli_models.write_encoder_decoder(tmp_path_factory.mktemp("t5"))
 
 
 def plain_text(path, text, new_tokens):
-    """The new tokens of Transformers."""
     model = AutoModelForSeq2SeqLM.from_pretrained(path)
-    inputs = toy_tokenizers.tokenizer(None)(text, return_tensors="pt")
+    inputs = cli_models.tokenizer(None)(text, return_tensors="pt")
     ids = model.generate(
         inputs["input_ids"], attention_mask=inputs["attention_mask"], do_sample=False,
         max_new_tokens=new_tokens,
@@ -75,6 +73,6 @@ def test_other_commands_refuse_encoder_decoders_by_name(t5, tmp_path):
     (tmp_path / "questions.jsonl").write_text('{"turns": ["a"]}\n')
     asked = ("bench", "--model", t5, "--questions", tmp_path / "questions.jsonl", "--drafter")
     assert "drafter early_exit needs" in one_line_error(*asked, "early_exit:1", code=1)
-    encoder_models.build("whisper").save_pretrained(tmp_path / "sounds")
+    hf_models.encoder_decoder("whisper").save_pretrained(tmp_path / "sounds")
     line = one_line_error("generate", "--prompt", "a", "--model", tmp_path / "sounds")
     assert "is of type 'whisper'" in line

@@ -32,7 +32,6 @@ def modules_of(process):
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="moments are read from /proc")
 @pytest.mark.parametrize("moment", ["libtorch_cpu", "answers"])
 def test_control_c_is_one_line_at_any_moment(folder, moment):  # noqa: F811
-    """While torch is imported, and while answers are printed."""
     process = begin(
         "generate", "--model", folder, "--prompt", "abc abc", "--max-new-tokens", 200,
         "--no-compare", "--temperature", 1,

@@ -50,7 +50,6 @@ def test_train_writes_a_head_that_drafts(tmp_path):
 
 @pytest.mark.build
 def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
-    """Also of fewer tokens than a head drafts."""
     texts, prompts = [tmp_path / f"{n}.txt" for n in range(24)], tmp_path / "prompts.jsonl"
     for n, file in enumerate(texts):
         file.write_text("one"[: 2 + n % 2])
@@ -138,7 +137,6 @@ def test_the_target_and_other_models_are_not_overwritten(folder, tmp_path):  # n
     ],
 )
 def test_training_that_diverges_says_so_and_what_to_try(folder, tmp_path, options, dtype, what):  # noqa: F811
-    """In one line; no drafter is written."""
     output = tmp_path / "head"
     given = ("--dtype", dtype, *SMALL, "--steps", 2 if "medusa" in options else 12, *options)
     result = invoke("train", "--model", folder, "--output", output, *given)

@@ -23,12 +23,7 @@ from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, lossy_rules_of
 from specdec_hf.options import COMMON, LOSSY_RULES
 from support import hf_models
-from support.cli_models import (
-    environment,
-    invoke,
-    one_line_error,
-    write_folder,
-)
+from support.cli_models import environment, invoke, one_line_error, write_folder
 from transformers import Gemma3Config
 
 SCHEDULE = "--num-assistant-tokens-schedule"
@@ -49,8 +44,6 @@ def hollow(tmp_path_factory):
 def _works_there(hollow, monkeypatch):
     monkeypatch.chdir(hollow)
 
-
-# Types, ranges and choices.
 
 # What a command needs beside the option; all but two also take a model.
 NEEDED = {
@@ -134,7 +127,6 @@ def test_drafts_of_one_token_may_be_asked_for(typed):
 
 
 def test_every_command_has_options_of_numbers():
-    """The control of what the table is made of."""
     assert len(NUMBERS) > 90
     assert len({command for command, *_ in NUMBERS}) == 11
 
@@ -154,8 +146,6 @@ def test_an_option_takes_one_of_its_choices(command, option, choices):
     assert f"{option} must be one of {choices}" in line
     assert line.endswith("got 'x'")
 
-
-# What is special.
 
 # Beside `--prompt a`.
 GENERATE = [
@@ -184,16 +174,15 @@ GENERATE = [
      "--drafter prompt_lookup --drafter layers:99"),
     ("--device cuda:99", "--device cuda:99 is not available"),
 ]  # fmt: skip
-PROMPTED = [
-    ([], "give either --prompt TEXT or --prompts FILE"),
-    (["--prompt", "a\udcff"], "--prompt is not valid UTF-8 at character 1"),
-    (["--prompts", "nowhere.jsonl"], "cannot read prompt file nowhere.jsonl: No such file"),
-    (["--prompts", "questions", "--json", "questions"], "would overwrite the input file"),
-    (["--prompt", "word " * 90], "the prompt has 468 tokens, but the model's context is 256"),
-]
-
-# Of other commands, as they are typed.
-OTHER_COMMANDS = {
+# Of all commands, as they are typed.
+COMMANDS = {
+    "generate --model model": [
+        ("", "give either --prompt TEXT or --prompts FILE"),
+        ("--prompt a\udcff", "--prompt is not valid UTF-8 at character 1"),
+        ("--prompts nowhere.jsonl", "cannot read prompt file nowhere.jsonl: No such file"),
+        ("--prompts questions --json questions", "would overwrite the input file"),
+        (f"--prompt '{'word ' * 90}'", "the prompt has 468 tokens, but the model's context is 256"),
+    ],
     "analyze --model model --prompts questions": [
         ("--drafter none", "--drafter must not be none"),
         ("--tree 2,1 --drafter ngram", "--tree needs a draft model or a drafter that drafts"),
@@ -218,7 +207,7 @@ OTHER_COMMANDS = {
         ),
     ],
     "bench-synthetic": [
-        (f"--batch-size {10**20}", f"--batch-size must be in [1, 2**31), got {10**20}"),
+        (f"--batch-size {10**20}", f"--batch-size must be in [1, 2**31), got {10**20}")
     ],
     "tune --model model --output out.json": [
         ("--prompts questions --batch-size 2", "in [1, 1] with 5 prompts, so that 5 batches"),
@@ -239,20 +228,14 @@ def test_wrong_options_of_generate_get_one_line(typed, message):
     assert message in one_line_error("generate", "--prompt", "a", *model, *shlex.split(typed))
 
 
-@pytest.mark.parametrize(("words", "message"), PROMPTED)
-def test_wrong_prompts_get_one_line(words, message):
-    assert message in one_line_error("generate", "--model", "model", *words)
-
-
 @pytest.mark.parametrize(
     ("typed", "message"),
-    [(f"{command} {typed}", text) for command, rows in OTHER_COMMANDS.items()
-     for typed, text in rows],
-)  # fmt: skip
-def test_wrong_options_of_other_commands_get_one_line(typed, message):
+    [(f"{command} {typed}", text) for command, rows in COMMANDS.items() for typed, text in rows],
+)
+def test_wrong_options_of_a_command_get_one_line(typed, message):
     if typed.startswith("serve"):
         pytest.importorskip("uvicorn", reason="needs the extra [server]")
-    assert message in one_line_error(*typed.split())
+    assert message in one_line_error(*shlex.split(typed))
 
 
 def test_an_option_of_the_loop_has_its_text_as_a_sentence():
@@ -262,7 +245,6 @@ def test_an_option_of_the_loop_has_its_text_as_a_sentence():
 
 
 def test_help_and_wrong_inputs_are_quick_and_load_no_torch(hollow):
-    """Nor Transformers, also where the layers of the model decide."""
     wrong = "generate --model model --prompt a --drafter"
     code = (
         "import sys; from specdec_hf.cli.app import main\n"

@@ -53,7 +53,6 @@ def timing_in(out):
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_by_default_a_clock_decides_in_float32_alone(model, call):
-    """And on packed weights."""
     (gammas,) = drafted(model, torch.bfloat16, **call)
     assert any(gammas)
     assert len(drafted(model, torch.float32, **call)) > 1, "the clocks differ enough to matter"

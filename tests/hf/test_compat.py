@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import proofs
 import pytest
@@ -9,9 +10,10 @@ import torch
 from proofs import SIGNIFICANCE, chi_square
 from specdec_hf import compat, generate
 from specdec_hf.compat.logits_processors import GREEDY
-from support import encoder_models, hf_models
-from support.sources import ROOT
+from support import hf_models
 from transformers import DynamicCache
+
+ROOT = Path(__file__).parents[2]
 
 NEW, NO_END = 20, 500  # an id beyond the vocabulary ends nothing
 PROMPT = hf_models.prompts((9,))["input_ids"][0].tolist()
@@ -38,7 +40,6 @@ class ColdWithoutEven(compat.MultinomialProcessor):
 
 
 def plain(name="llama", **settings):
-    """The new tokens that Transformers gives."""
     ids = torch.tensor([PROMPT])
     settings = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": NO_END, **settings}
     out = hf_models.tiny(name).generate(ids, attention_mask=torch.ones_like(ids), **settings)
@@ -68,9 +69,6 @@ def distribution(processor, row):
 
 def rows(number=6):
     return 2 * torch.randn(number, hf_models.VOCAB, generator=torch.Generator().manual_seed(4))
-
-
-# Texts.
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -104,7 +102,6 @@ def test_processors_of_the_callers_own_change_target_and_text():
 
 
 def asked(monkeypatch, processor, **settings):
-    """The arguments that `generate` gets."""
     found = {}
 
     def record(model, **kwargs):
@@ -149,20 +146,6 @@ def test_skipping_the_adjustment_leaves_out_the_residual(monkeypatch):
     assert drawn(skip_sample_adjustment=True) != drawn()
 
 
-def test_what_debug_prints_of_a_round_counts_every_draft(capsys):
-    """Of five tokens, of which token 0 is one; the counts are those of the returned rate."""
-    model, drafter = (hf_models.build("llama", seed, vocab_size=5) for seed in (0, 1))
-    settings = {"gamma": 3, "eos_tokens_id": NO_END, "max_gen_len": 30, "debug": True}
-    text, rate = compat.speculative_generate([1, 2, 3], drafter, model, **settings)
-    printed = capsys.readouterr().out
-    counts = [tuple(map(int, one)) for one in re.findall(r"(\d+) of (\d+) drafts acc", printed)]
-    assert rate == sum(a for a, _ in counts) / sum(n for _, n in counts)
-    assert len(text) == 30
-
-
-# Logits processors.
-
-
 @pytest.mark.parametrize("case", PROCESSORS)
 def test_processors_give_their_distribution_and_change_no_logits(case):
     processor, logits = PROCESSORS[case], rows()
@@ -187,9 +170,6 @@ def test_tokens_are_drawn_from_the_probabilities():
     assert GREEDY.sample(probs[None]).tolist() == [[0]]
     with pytest.raises(RuntimeError, match=r"a distribution in every row, got none in rows \[1\]"):
         compat.MultinomialProcessor(1.0).sample(torch.stack([probs, probs * 0]))
-
-
-# Beams.
 
 
 def searched(name, width, top_k, min_length, alpha, ends, steps=NEW):
@@ -226,15 +206,11 @@ def beams(name="llama", **settings):
 @pytest.mark.parametrize("alpha", [0.0, 1.2, 3.0])
 @pytest.mark.parametrize(("width", "top_k"), [(2, 3), (6, 1), (3, 40)])
 def test_beams_are_those_of_the_definition(width, top_k, alpha):
-    """With ids that end some texts early, so that the length penalty decides."""
     ends = [5, 11, 20, 30, 41, 60]
     for steps in range(1, NEW + 1):
         want = searched("llama", width, top_k, 5.0, alpha, ends, steps)
         settings = {"num_beams": width, "top_k": top_k, "alpha": alpha, "max_gen_len": steps}
         assert beams(**settings, eos_tokens_id=ends) == want, steps
-
-
-# The caches.
 
 
 def cached(tokens):
@@ -258,9 +234,6 @@ def test_a_pruned_cache_is_that_of_the_shorter_text(number):
         compat.prune_cache(cache, 10)
 
 
-# Wrong arguments, the page.
-
-
 class OwnSample(compat.MultinomialProcessor):
     def sample(self, probs):
         return probs.argmin(-1, keepdim=True)
@@ -272,7 +245,7 @@ class OwnCall(compat.MultinomialProcessor):
 
 
 LARGEST = math.log(torch.finfo(torch.float32).max) / math.log((5 + NEW) / 6)
-ENCODER = encoder_models.tiny("bart")
+ENCODER = hf_models.tiny("bart")
 REFUSED = {
     "ends": (speculative, {"eos_tokens_id": []}, "eos_tokens_id must have at least"),
     "gamma": (speculative, {"gamma": -1}, "gamma must be at least 0, got -1"),

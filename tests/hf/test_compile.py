@@ -53,7 +53,6 @@ def test_inductor_rounds_16_bit_values_as_eager_kernels_do(monkeypatch):
     ],
 )
 def test_the_text_is_that_of_eager_forwards_and_graphs_are_few(name, lengths, graphs):
-    """For each type of layers one for a token and one for several."""
     model = build(name, vocab_size=11)  # so few that the text, which is copied, repeats itself
     drafter = {"drafter": "suffix_automaton", "max_new_tokens": 24}
     for more in ({}, {"num_assistant_tokens": 2}, {"tree": (2, 1, 1)}, {"drafter": None}):

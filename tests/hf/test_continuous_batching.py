@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import (
-    AutoDrafter,
-    Drafter,
     EagleTree,
     ModelDrafter,
     PromptLookupDrafter,
@@ -25,8 +23,8 @@ from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import run_stream
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
-from support.drafter_cases import datastore
-from support.heads import eagle_folder, head_folder
+from support.drafter_proof import datastore
+from support.hf_models import eagle_folder, head_folder
 
 MODEL = hf_models.build("llama", vocab_size=11)  # few tokens, so that texts repeat themselves
 NOISY = hf_models.with_noise(MODEL, 0.1)
@@ -45,7 +43,6 @@ OPTIONS = {"rule": "match", "guard": False, "num_assistant_tokens_schedule": "co
 
 
 def head_beside(folder):
-    """A copy of the model beside which a head lies."""
     head_folder(MODEL, folder).rename(folder / HEAD_FOLDER)
     model = hf_models.build("llama", vocab_size=11)
     model.config._name_or_path = str(folder)
@@ -105,7 +102,6 @@ class Arrivals:
 
 
 def decode(order, source, model=MODEL, first=None, chunk=None, **options):
-    """The tokens of each sequence by its number, its steps, and the statistics."""
     decoder = SpeculativeDecoder(**OPTIONS | options)
     given = arguments(order[0]) if first is None else first
     stream = decoder.stream(model, **given, source=source, prefill_chunk_size=chunk)
@@ -118,7 +114,6 @@ def decode(order, source, model=MODEL, first=None, chunk=None, **options):
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_sequence_that_joins_has_its_own_text_and_counts(tmp_path, name):
-    """At once, and one by one, with prompts in chunks."""
     for every, size, chunk, order in (
         (0, 2, None, [5, 4, 0, 3, 1, 2, 6]),
         (1, 3, 2, [0, 2, 1, 3, 4, 5, 6]),
@@ -371,18 +366,3 @@ def test_a_sequence_that_cannot_join_is_refused_by_name(given, message):
     source = (lambda running: arguments(1) | given) if sampled or given == 0 else None
     with pytest.raises(ValueError, match=message):
         decode([0], source, chunk=None if sampled else given, **options)
-
-
-def test_every_named_drafter_that_joins_is_proved_here():
-    """A drafter that says it can join without a test of it here is not proved."""
-    joins, waiting = set(), [Drafter]
-    while waiting:
-        kind = waiting.pop()
-        waiting += kind.__subclasses__()
-        if kind.joins and kind.__module__.startswith("specdec_hf"):
-            joins.add(kind.__name__)
-    assert joins == {
-        "PromptLookupDrafter", "RestDrafter", "EagleDrafter", "EagleChainDrafter",
-        "Eagle3Drafter", "Eagle3ChainDrafter",
-    }  # fmt: skip
-    assert not AutoDrafter.joins  # known once it was started

@@ -5,7 +5,7 @@ import pytest
 from host.slow_copying import chains, ends_of, match
 from specdec_hf import KeptTexts, PromptLookupDrafter, RestDrafter, SuffixAutomatonDrafter
 from specdec_host import Corpus
-from support.histories import Context, SeveralProposals, history_of
+from support.drafter_proof import Context, SeveralProposals, history_of
 
 LENGTHS = np.random.default_rng(5).integers(1, 40, 60)
 TEXTS = [np.random.default_rng(n).integers(0, 3, size).tolist() for n, size in enumerate(LENGTHS)]
@@ -61,7 +61,6 @@ def test_a_suffix_automaton_copies_what_a_search_finds(shortest, context):
 
 
 def most_frequent(text, context):
-    """The tokens that followed a context most often in a text."""
     after = [text[end] for end in ends_of(text, context) if end < len(text)]
     counts = {token: after.count(token) for token in after}
     return {token for token, count in counts.items() if count == max(counts.values())}

@@ -36,13 +36,7 @@ def fast(model, lengths=(9,), **settings):
     return decode(model, lengths, compile=True, **settings)
 
 
-@pytest.mark.parametrize(
-    ("kind", "lengths"),
-    [
-        ("chain", (9,)),
-        ("tree", (12, 4, 7)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "lengths"), [("chain", (9,)), ("tree", (12, 4, 7))])
 def test_the_text_is_that_without_graphs(llama, kind, lengths):
     settings = {
         "chain": {"drafter": ModelDrafter(with_noise(llama, 0.05))},
@@ -146,9 +140,6 @@ def test_weights_that_move_end_the_recordings(llama):
     assert torch.equal(out.sequences, decode(llama).sequences)
 
 
-# What cannot be recorded, and what would be replayed wrongly.
-
-
 def reads_the_device(module, args, kwargs):
     int(kwargs["position_ids"].max())
 
@@ -183,7 +174,6 @@ def test_what_reads_while_it_runs_is_not_recorded(llama, monkeypatch):
 
 @pytest.mark.parametrize("left_out", ["positions", "mask", "starts", "copies"])
 def test_the_self_check_finds_inputs_that_a_replay_leaves_out(llama, monkeypatch, left_out):
-    """Negative controls."""
     replay = leaving_out(("tokens", "positions", "mask", "starts"), left_out)
     monkeypatch.setattr(cuda_graphs.Recording, "__call__", replay)
     settings = {}

@@ -6,13 +6,13 @@ arguments, and the folder of examples/hub, to which it hands all.
 
 import inspect
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
-from support import encoder_models, hf_models, toy_tokenizers
+from support import cli_models, hf_models
 from support.hf_models import Recorder
-from support.sources import ROOT
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -24,10 +24,12 @@ from transformers import (
     pipeline,
 )
 
+ROOT = Path(__file__).parents[2]
+
 HUB = ROOT / "examples" / "hub"
 ENTRIES = ["object", "folder"]
 NEW = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
-TOKENIZER = toy_tokenizers.tokenizer()
+TOKENIZER = cli_models.tokenizer()
 
 pytestmark = pytest.mark.skipif(not HUB.is_dir(), reason="the examples are not here")
 
@@ -52,7 +54,6 @@ def by(entry, hub, **options):
 
 
 def call(entry, model, arguments, hub, **options):
-    """``model.generate`` with such a decoder."""
     if entry == "generate":
         return generate(model, **arguments, **options)
     return model.generate(**arguments, **by(entry, hub, **options))
@@ -63,8 +64,6 @@ def inputs_of(model):
 
 
 class Limits:
-    """Ends each sequence of a batch at a length of its own."""
-
     def __init__(self, limits):
         self.limits = limits
 
@@ -103,8 +102,8 @@ def check_drafts(entry, hub):
     model = hf_models.tiny("llama")
     near = call(entry, model, {**inputs_of(model), **NEW, "assistant_model": model}, hub)
     assert near.stats.drafter == "model"
-    model = hf_models.build("llama", vocab_size=toy_tokenizers.END + 1)
-    other = hf_models.build("llama", vocab_size=toy_tokenizers.END + 40)
+    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
+    other = hf_models.build("llama", vocab_size=cli_models.END + 40)
     arguments = {**TOKENIZER("abc abc abc", return_tensors="pt"), **NEW}
     arguments |= {"assistant_model": other, "tokenizer": TOKENIZER}
     out = call(entry, model, {**arguments, "assistant_tokenizer": TOKENIZER}, hub)
@@ -132,7 +131,6 @@ KEPT = {"assistant": check_drafts, "streamer": check_streamer} | {
 
 
 def test_the_tables_name_every_argument_of_model_generate():
-    """Those of its signature, and those that it takes out of ``kwargs`` itself."""
     removed = {}
 
     class Spy(dict):
@@ -187,8 +185,8 @@ def test_a_folder_takes_the_options_of_the_loop(hub):
 def test_a_saved_model_with_the_folder_generates_speculatively(family, hub, tmp_path):
     made, load, inputs = hf_models.tiny("llama"), AutoModelForCausalLM, hf_models.prompts((9, 5))
     if family == "t5":
-        made, load = encoder_models.tiny("t5"), AutoModelForSeq2SeqLM
-        inputs = encoder_models.texts((9, 5))
+        made, load = hf_models.tiny("t5"), AutoModelForSeq2SeqLM
+        inputs = hf_models.texts((9, 5))
     made.save_pretrained(tmp_path / "model")
     shutil.copytree(hub / "custom_generate", tmp_path / "model" / "custom_generate")
     model = load.from_pretrained(tmp_path / "model", trust_remote_code=True)
@@ -207,9 +205,9 @@ def test_a_saved_model_with_the_folder_generates_speculatively(family, hub, tmp_
 @pytest.mark.parametrize("entry", ["generate", *ENTRIES])
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_stop_strings_end_the_text_as_in_plain_generation(family, entry, hub):
-    room = hf_models if family == "llama" else encoder_models
-    model = room.build(family, vocab_size=toy_tokenizers.END + 1)
-    others = [t for t in range(toy_tokenizers.END + 1) if not TOKENIZER.decode(t).isalnum()]
+    build = hf_models.build if family == "llama" else hf_models.encoder_decoder
+    model = build(family, vocab_size=cli_models.END + 1)
+    others = [t for t in range(cli_models.END + 1) if not TOKENIZER.decode(t).isalnum()]
     plain = {**TOKENIZER("abc abc", return_tensors="pt"), **NEW, "suppress_tokens": others}
     whole = model.generate(**plain).sequences
     stop = {"stop_strings": TOKENIZER.decode(whole[0, -7]), "tokenizer": TOKENIZER}
@@ -243,15 +241,13 @@ def test_a_criterion_may_answer_for_each_sequence_of_its_batch(entry, hub):
         call(entry, model, kwargs, hub)
 
 
-# Transformers' text-generation pipeline.
-
 PROMPTS = ["the cat sat on the cat", "abc", "x y x y x"]
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_pipeline_gives_the_text_of_plain_generation_in_batches_and_chats(hub, entry):
-    model = hf_models.build("llama", vocab_size=toy_tokenizers.END + 1)
+    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
     pipe = pipeline("text-generation", model=model, tokenizer=TOKENIZER, device="cpu")
     drafts = by(entry, hub, drafter=hf_models.with_noise(model, 0.05), guard=False)
     chats = [[{"role": "user", "content": "the cat"}]] * 2

@@ -11,9 +11,8 @@ from specdec_hf.drafting.registry import AUTO
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.options import Options
-from support import encoder_models, hf_models
-from support.heads import head_for
-from support.hf_models import Clock
+from support import hf_models
+from support.hf_models import Clock, head_for
 from transformers import GenerationConfig
 
 from bench.tiny_models.build import build
@@ -75,7 +74,7 @@ LIMITS = {
     "generation_config": (own, {"generation_config": THREE}, CHAINS),
     "schedule": (own, {"num_assistant_tokens_schedule": "heuristic"}, CHAINS),
     "block": (own, {"rule": "block"}, CHAINS),
-    "encoder": (lambda _: (encoder_models.tiny("t5"), encoder_models.texts(RAGGED)), {}, CHAINS),
+    "encoder": (lambda _: (hf_models.tiny("t5"), hf_models.texts(RAGGED)), {}, CHAINS),
     "ALiBi": (lambda _: own(build("BloomForCausalLM")), {}, CHAINS),
     "state space": (lambda _: own(build("MambaForCausalLM")), {}, NOTHING),
     "beams": (own, {"num_beams": 2}, NOTHING),
@@ -110,7 +109,6 @@ def test_without_the_native_module_that_copies_need_text_is_decoded_plainly(mode
 
 
 def test_sampled_chains_have_the_text_of_plain_decoding_with_rule_match(model):
-    """So the guard may pause them, as it may trees."""
     out = run(model, RAGGED, **SAMPLED, cache="aligned")
     plain = run(model, RAGGED, **SAMPLED, cache="aligned", drafter=None, rule="match")
     assert (out.stats.drafter, out.stats.rule) == ("suffix_automaton", "match")
@@ -135,14 +133,11 @@ def test_half_precision_leaves_one_note_where_the_text_depends_on_timing():
         assert any("rounds unlike" in note for note in notes) == (guard and options != {})
 
 
-# What it merges where the model has a head.
-
 COPYING = "prompt_lookup, suffix_automaton"
 
 
 @pytest.fixture
 def target(tmp_path):
-    """A model that was loaded from a folder."""
     model = hf_models.build("llama", vocab_size=11)
     model.config._name_or_path = str(tmp_path)
     return model

@@ -13,8 +13,8 @@ from specdec_hf.detokenizer import (
     StopStrings,
     decode_behind,
 )
-from support import toy_tokenizers
-from support.toy_tokenizers import Counting, byte_ids
+from support import cli_models
+from support.cli_models import Counting, byte_ids
 
 LETTERS = ["é", "你", "😄", "a", " ", "\n"]
 BYTES = ("sentence_piece", "byte_level", "byt5")  # kinds with a token for each byte
@@ -22,7 +22,7 @@ BYTES = ("sentence_piece", "byte_level", "byt5")  # kinds with a token for each 
 
 @functools.cache
 def tokenizer_of(kind):
-    return toy_tokenizers.KINDS[kind]()
+    return cli_models.KINDS[kind]()
 
 
 def decoded(tokenizer, ids):
@@ -35,12 +35,11 @@ def behind(tokenizer, prompt, ids):
 
 
 def is_word(tokenizer, token):
-    is_byte = tokenizer.convert_ids_to_tokens(token) in toy_tokenizers.BYTES
+    is_byte = tokenizer.convert_ids_to_tokens(token) in cli_models.BYTES
     return not is_byte and INCOMPLETE not in tokenizer.decode([token])
 
 
 def random_case(kind, rng):
-    """A prompt of whole characters and random tokens: special, unknown, words, and bytes."""
     tokenizer = tokenizer_of(kind)
     size = len(tokenizer)
     special = set(tokenizer.all_special_ids)
@@ -57,7 +56,7 @@ def random_case(kind, rng):
     return tokenizer, prompt, ids
 
 
-@pytest.mark.parametrize("kind", toy_tokenizers.KINDS)
+@pytest.mark.parametrize("kind", cli_models.KINDS)
 def test_a_text_is_that_of_a_decode_of_all_tokens_whatever_was_taken_back(kind):
     """Where the bytes of all tokens are text; a piece is not taken back where others are not."""
     rng, compared = random.Random(kind), 0
@@ -110,7 +109,7 @@ def long_texts(kind):
         yield [x for byte in smile * (size // 8) for x in (byte, end)]
 
 
-@pytest.mark.parametrize("kind", toy_tokenizers.KINDS)
+@pytest.mark.parametrize("kind", cli_models.KINDS)
 def test_the_work_is_linear_in_the_number_of_tokens(kind):
     """Root: all tokens were decoded for each new one, 720,000 for 1200 tokens."""
     for ids in long_texts(kind):
@@ -122,26 +121,6 @@ def test_the_work_is_linear_in_the_number_of_tokens(kind):
             text.add(token)
             assert not criterion(array[: n + 1])
         assert tokenizer.decoded < 2 * 20 * len(ids)
-
-
-def test_stop_strings_are_found_as_a_search_finds_them():
-    """However the text is divided. Negative control: no place would find none."""
-    rng = random.Random(3)
-    for _ in range(500):
-        strings = ["".join(rng.choices("ab", k=rng.randrange(1, 6))) for _ in range(3)]
-        text = "".join(rng.choices("abc", k=20))
-        stop, places, begin = StopStrings(strings), None, 0
-        places = stop.start
-        while begin < len(text):
-            end = begin + rng.randrange(1, 5)
-            places, begin = stop.follow(places, text[begin:end]), min(end, len(text))
-            seen = text[:begin]
-            assert stop.is_complete(places) is any(one in seen for one in strings)
-            for place, one in zip(places, strings, strict=True):
-                begun = (n for n in range(len(one)) if seen.endswith(one[:n]))
-                assert place == (len(one) if one in seen else max(begun))
-        firsts = [text.index(one) for one in strings if one in text]
-        assert stop.cut(text) == min(firsts, default=len(text))
 
 
 @pytest.mark.parametrize("string", ["aab" * 300 + "z", "a" * 10**6])

@@ -28,8 +28,6 @@ def call(drafter, lengths=(9, 4, 12), prompts=1, new_tokens=16, **settings):
 
 
 class Recording(DistilledDrafter):
-    """Keeps what it is told, and the texts."""
-
     def start(self, context):
         super().start(context)
         self.told = []
@@ -149,8 +147,6 @@ def test_the_users_model_stays_and_what_was_learnt_is_saved_in_its_dtype(tmp_pat
 
 
 class Broken(DistilledDrafter):
-    """Its gradient is not a number."""
-
     def learn_rejections(self, rejections):
         logits = rejections.logits * torch.nan
         super().learn_rejections(dataclasses.replace(rejections, logits=logits))

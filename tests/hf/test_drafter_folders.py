@@ -5,15 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from hf.published_heads import publish
-from specdec_hf import EagleTree, ModelDrafter, generate
+from specdec_hf import EagleTree, ModelDrafter
 from specdec_hf.drafting.registry import with_name_of_head
 from support import hf_models
-from support.cli_models import answered, folder, one_line_error, write_folder  # noqa: F401
-from support.heads import MADE, eagle_folder, folder_of, head_folder
-from support.toy_tokenizers import (
-    END,
-    letters,
-)
+from support.cli_models import END, answered, folder, letters, one_line_error, write_folder  # noqa: F401
+from support.hf_models import MADE, eagle_folder, folder_of, head_folder
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +60,6 @@ def test_the_folder_of_a_head_names_its_drafter(target, tmp_path, kind):
     for other in ("[]", "{", '{"architectures": null}'):
         (path / "config.json").write_text(other)
         assert with_name_of_head(str(path)) == str(path)
-
-
-def test_a_folder_of_another_vocabulary_drafts_by_the_text(tmp_path):
-    model = hf_models.build("llama", vocab_size=4)
-    write_folder(tmp_path)
-    given = {"drafter": tmp_path, "max_new_tokens": 6, "do_sample": False, "guard": False}
-    ids = torch.tensor([[1, 2, 3, 1, 2]])
-    with pytest.raises(ValueError, match="has 258 tokens and the model's 4: give tokenizer="):
-        generate(model, ids, **given)
-    out = generate(model, ids, **given, tokenizer=letters("abc"), return_dict_in_generate=True)
-    assert out.stats.drafter == "text"
-    assert torch.equal(out.sequences, model.generate(ids, max_new_tokens=6, do_sample=False))
 
 
 def test_a_path_that_is_no_drafter_says_what_it_lacks(target, drafter, tmp_path):

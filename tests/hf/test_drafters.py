@@ -13,7 +13,6 @@ from specdec_hf import (
     ModelDrafter,
     SequenceStats,
     SpecStats,
-    TrieTree,
     VerticalCascade,
     generate,
 )
@@ -66,22 +65,6 @@ def test_a_draft_model_with_a_sliding_window_forgets_several_drafts(lengths, cas
         accepted.append([one.acceptance_histogram for one in out.stats.sequences])
     assert accepted[0] == accepted[1]
     assert 0 < out.stats.accepted < out.stats.drafted - 2 * out.stats.rounds
-
-
-@pytest.mark.parametrize("tree", [None, TrieTree(1, 5)], ids=["chain", "trie"])
-def test_the_loop_stops_drafting_when_it_does_not_pay(tree):
-    model, clock = hf_models.tiny("llama"), Clock()
-    settings = {
-        "drafter": SlowLookup(clock, 30.0), "tree": tree, "max_new_tokens": NEW, "clock": clock,
-        "guard": None,
-    }  # fmt: skip
-    out = hf_models.decode_as_generate(model, **settings)
-    assert any("drafting pauses" in note for note in out.stats.notes)
-    assert out.stats.gammas.count(0) > NEW / 2
-    out = hf_models.decode(model, **settings, do_sample=True, seed=3)
-    # Without drafts, rule token would spend other noise on the text.
-    found = "drafting goes on" if tree is None else "drafting pauses"
-    assert any(found in note for note in out.stats.notes)
 
 
 def test_a_guard_of_the_caller_is_copied():
@@ -216,7 +199,6 @@ def test_a_drafter_learns_the_most_likely_next_tokens(made):
 
 
 def test_the_rows_of_a_path_hang_below_one_another():
-    """Other rows may hold the same token."""
     tokens, parents = np.array([[4, 5, 6, 6]]), np.array([[-1, 0, 0, 1]])
     candidates = Candidates(tokens, parents, np.zeros((1, 4, 1), dtype=np.int64))
     assert candidates.path(0, [5, 6, 6]) == [0, 1, 3]

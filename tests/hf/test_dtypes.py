@@ -9,7 +9,7 @@ import functools
 import pytest
 import torch
 from specdec_hf import generate
-from support import drafter_cases, hf_models
+from support import drafter_proof, hf_models
 
 EXACT = ("float32", "float64")
 COARSE = ("bfloat16", "float16", "autocast")
@@ -30,7 +30,6 @@ def draft_model_of(column):
 
 
 def decode(column, lengths=RAGGED, **settings):
-    """With the forwards and under the autocast of a column."""
     autocast = torch.autocast("cpu", torch.bfloat16)
     with autocast if column == "autocast" else contextlib.nullcontext():
         packed = {} if column in PACKED else {"compile": False}
@@ -73,7 +72,6 @@ def test_the_same_call_gives_the_same_text_and_no_note_of_what_nobody_compared(c
 # float64: the ops read 32 bits at most, so rows are rounded where they leave a model.
 @functools.cache
 def own_text(lengths=RAGGED):
-    """What the model in float64 generates."""
     inputs = hf_models.prompts(lengths, vocab_size=11)
     return model_of("float64").generate(**inputs, max_new_tokens=12, do_sample=False).tolist()
 
@@ -88,7 +86,7 @@ MECHANISMS = [
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_drafters_of_every_mechanism_serve_a_model_in_float64(name, tmp_path):
-    arguments = drafter_cases.make(name, model_of("float64"), tmp_path)
+    arguments = drafter_proof.make(name, model_of("float64"), tmp_path)
     out = decode("float64", **arguments)
     assert out.sequences.tolist() == own_text()
     assert out.stats.drafted > 0
@@ -112,7 +110,6 @@ def test_scores_and_logits_in_float64_are_those_of_generate():
 
 
 def test_logits_that_float32_cannot_tell_apart_are_a_tie_as_in_generate():
-    """The lowest id is taken, also where the other one is larger in float64."""
     model = hf_models.build("llama", vocab_size=12).double()
     with torch.no_grad():
         weight = model.lm_head.weight

@@ -5,16 +5,11 @@
 
 import pytest
 import torch
-from specdec_hf import (
-    PromptLookupDrafter,
-    SpeculativeDecoder,
-    TrieTree,
-    generate,
-)
+from specdec_hf import PromptLookupDrafter, SpeculativeDecoder, TrieTree, generate
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter
 from specdec_hf.runner.plain_runner import PlainRunner
-from support import encoder_models, hf_models
-from support.encoder_models import inputs_for, perturbed, texts, tiny
+from support import hf_models
+from support.hf_models import inputs_for, perturbed, texts, tiny
 from transformers.cache_utils import EncoderDecoderCache
 
 from bench.model_table import WAYS
@@ -66,8 +61,8 @@ def test_every_drafter_gives_plain_text(name, lengths, drafter):
     """A model without an encoder drafts from the text of the decoder alone."""
     drafters = {
         "model": perturbed(name),
-        "another model": encoder_models.build(name, seed=1),
-        "decoder": hf_models.build("llama", vocab_size=encoder_models.VOCAB),
+        "another model": hf_models.encoder_decoder(name, seed=1),
+        "decoder": hf_models.build("llama", vocab_size=hf_models.ENCODER_VOCAB),
     }
     inputs = inputs_for(name, lengths)
     out = generate(tiny(name), **inputs, **CALL, drafter=drafters.get(drafter, drafter))
@@ -80,7 +75,7 @@ def test_every_drafter_gives_plain_text(name, lengths, drafter):
     ("name", "cache"), [("t5", "aligned"), ("whisper", "aligned"), ("bart", "dynamic")]
 )
 def test_the_encoder_runs_once_and_cross_attention_computes_its_keys_once(name, cache):
-    model = encoder_models.build(name)
+    model = hf_models.encoder_decoder(name)
     inputs = inputs_for(name, RAGGED)
     drafter = compare.OracleDrafter(new_tokens(plain(name, inputs)).numpy())
     generate(model, **inputs, **CALL, drafter=drafter, cache=cache)  # with the self-check
@@ -102,20 +97,19 @@ def test_the_encoder_runs_once_and_cross_attention_computes_its_keys_once(name, 
 
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("prompt", [[[7, 8, 9]], [[2, 7, 8, 9], [0, 0, 2, 8], [0, 2, 8, 9]]])
-@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+@pytest.mark.parametrize("name", hf_models.TEXT_MODELS)
 def test_prompts_of_the_decoder_are_continued(name, prompt):
-    """One gets a start token; others of a batch may be padded."""
     inputs, prompt = texts(RAGGED[: len(prompt)]), torch.tensor(prompt)
     given = {"decoder_input_ids": prompt, "decoder_attention_mask": (prompt != 0).long()}
     if len(prompt) == 1:
         del given["decoder_attention_mask"]
     whole = plain(name, inputs, **given)
-    assert (whole[:, 0] == encoder_models.START).tolist() == (prompt[:, 0] != 0).tolist()
+    assert (whole[:, 0] == hf_models.START).tolist() == (prompt[:, 0] != 0).tolist()
     out = generate(tiny(name), **inputs, **CALL, **given, drafter=perturbed(name))
     assert out.sequences.tolist() == whole.tolist()
 
 
-@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+@pytest.mark.parametrize("name", hf_models.TEXT_MODELS)
 def test_outputs_of_the_encoder_may_be_given(name):
     inputs = texts(RAGGED)
     encoded = tiny(name).get_encoder()(**inputs)
@@ -131,7 +125,7 @@ def test_outputs_of_the_encoder_may_be_given(name):
 
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("lengths", [ONE, RAGGED], ids=str)
-@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+@pytest.mark.parametrize("name", hf_models.TEXT_MODELS)
 def test_plain_generation_continues_what_was_returned(name, lengths):
     inputs = texts(lengths)
     whole = plain(name, inputs)
@@ -152,10 +146,10 @@ def test_plain_generation_continues_what_was_returned(name, lengths):
     assert plainly.tolist() == whole.tolist()
 
 
-@pytest.mark.parametrize("name", encoder_models.TEXT_MODELS)
+@pytest.mark.parametrize("name", hf_models.TEXT_MODELS)
 def test_each_sequence_of_a_prompt_is_drafted_from_that_prompt(name):
     """Drafts of the model itself are all accepted where its encoder read the same."""
-    drafter, batches = encoder_models.build(name), []
+    drafter, batches = hf_models.encoder_decoder(name), []
     drafter.get_encoder().register_forward_hook(lambda *given: batches.append(len(given[2][0])))
     options = {"do_sample": True, "num_return_sequences": 2, "rule": "match", "seed": 5}
     call = {**CALL, **options, "self_check": False}
@@ -213,7 +207,7 @@ def test_drafters_copy_from_what_the_encoder_read(kind):
     def repeats(b, ids):
         """The decoder's text, which a start token precedes, begins as the encoder's does."""
         read = len(ids) - 1
-        return [int(source[b, read])] if read < 5 else list(range(3, encoder_models.VOCAB))
+        return [int(source[b, read])] if read < 5 else list(range(3, hf_models.ENCODER_VOCAB))
 
     out = generate(tiny("t5"), **given, **CALL, drafter=Seen(), prefix_allowed_tokens_fn=repeats)
     assert drafts[0].tokens[:, :2].tolist() == source[:, 3:5].tolist()
@@ -222,10 +216,10 @@ def test_drafters_copy_from_what_the_encoder_read(kind):
 
 
 def test_whisper_decodes_a_long_recording_in_several_texts():
-    model = encoder_models.build("whisper")
+    model = hf_models.encoder_decoder("whisper")
     config = model.generation_config
     config.no_timestamps_token_id, config.eos_token_id, config.is_multilingual = 60, 59, False
-    inputs = {**encoder_models.sounds(2, frames=96), "attention_mask": torch.ones(2, 96).long()}
+    inputs = {**hf_models.sounds(2, frames=96), "attention_mask": torch.ones(2, 96).long()}
     options = {"max_new_tokens": 10, "return_timestamps": True, "return_dict_in_generate": True}
     expected = model.generate(**inputs, **options)
     out = generate(model, **inputs, **options, drafter=perturbed("whisper"), guard=False)
@@ -246,7 +240,7 @@ REFUSED = {
     "positions": ({"decoder_position_ids": torch.ones(3, 1)}, "decoder_position_ids"),
     "states": ({"output_hidden_states": True}, "output_hidden_states=True is not supported"),
     "beams": (
-        {"num_beams": 2, "drafter": encoder_models.perturbed("t5")},
+        {"num_beams": 2, "drafter": hf_models.perturbed("t5")},
         "T5ForConditionalGeneration cannot be used with a tree of drafts",
     ),
     "mask": (

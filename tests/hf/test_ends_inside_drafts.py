@@ -7,13 +7,12 @@ token behind them.
 import numpy as np
 import pytest
 import torch
-from proofs import SIGNIFICANCE
 from specdec_hf import Draft, Drafter, ModelDrafter, SpeculativeDecoder, TrieTree, generate
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.loop import drafted
 from specdec_hf.loop.drafted import without_drafts_behind_ends
-from support import drafter_cases, hf_models
-from support.drafter_proof import joint_p_value, target
+from support import drafter_proof, hf_models
+from support.drafter_proof import SIGNIFICANCE, joint_p_value, target
 from support.hf_models import NEW, run
 from transformers import LogitsProcessor
 
@@ -192,7 +191,6 @@ def test_drafts_behind_the_end_are_not_counted(texts_without_ends, drafter, end)
 
 
 def rounds_by_hand(text, drafts, *, is_cut):
-    """(drafted, accepted, kinds, rejected) of each round over new tokens ``text``."""
     found, new = [(0, 0, ["plain"], [])], 1
     while new < len(text):
         draft = drafts[new : min(new + 5, len(text) - 1)]
@@ -270,7 +268,7 @@ MECHANISMS = ("model", "eagle3_chain", "two models, tree", "merged, drawn")
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_texts_that_end_keep_their_joint_distribution(name, biased, tmp_path, monkeypatch):
     """The control leaves out a draft because of what it is, and not of what is before it."""
-    arguments = drafter_cases.make(name, target()[0], tmp_path)
+    arguments = drafter_proof.make(name, target()[0], tmp_path)
     drafter = resolve_drafter(arguments["drafter"], arguments.get("tree"), target()[0])
     if biased:
 

@@ -10,43 +10,36 @@ import pkgutil
 import numpy as np
 import pytest
 import torch
-from proofs import SIGNIFICANCE
-from specdec_hf import (
-    Drafter,
-    History,
-    SpeculativeDecoder,
-    TrieTree,
-    drafters,
-    generate,
-    heads,
-)
+from specdec_hf import Drafter, History, SpeculativeDecoder, TrieTree, drafters, generate, heads
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
 from specdec_hf.drafting.context import reads_draft, text_depends_on_drafts
 from specdec_hf.drafting.drafter import lossy_rules_of, rules_of
 from specdec_hf.drafting.registry import DRAFTERS
-from support import drafter_cases, hf_models
+from support import drafter_proof, hf_models
 from support.drafter_proof import (
     BATCHES,
+    SIGNIFICANCE,
     assert_independent_of_batch,
+    chains_of,
+    context_of,
+    history_of,
     joint_p_value,
     target,
     with_twin,
     with_wrong_distribution,
 )
-from support.histories import chains_of, context_of, history_of
 
 ELSEWHERE = {"RemoteDrafter": "test_remote_drafter.py, which starts another process"}
 
 
 def resolved(name, model, folder):
-    """The drafter of a case."""
-    arguments = drafter_cases.make(name, model, folder)
+    arguments = drafter_proof.make(name, model, folder)
     return resolve_drafter(arguments["drafter"], arguments.get("tree"), model)
 
 
 def test_every_named_drafter_is_in_the_table():
-    assert set(drafter_cases.NAMED) == set(DRAFTERS)
+    assert set(drafter_proof.NAMED) == set(DRAFTERS)
 
 
 def test_every_class_of_drafters_is_in_the_table(tmp_path):
@@ -56,7 +49,7 @@ def test_every_class_of_drafters_is_in_the_table(tmp_path):
         classes = [one for one in held if inspect.isclass(one) and not inspect.isabstract(one)]
         expected |= {one for one in classes if issubclass(one, Drafter)}
     model = hf_models.tiny("llama")
-    made = [resolved(name, model, tmp_path) for name in drafter_cases.ALL]
+    made = [resolved(name, model, tmp_path) for name in drafter_proof.ALL]
     used = {base for one in made for part in parts_of(one) for base in type(part).__mro__}
     missing = {one.__name__ for one in expected - used}
     assert missing == set(ELSEWHERE)
@@ -64,14 +57,14 @@ def test_every_class_of_drafters_is_in_the_table(tmp_path):
 
 def test_every_case_is_proved_by_what_its_rule_reads(tmp_path):
     drawn, one_hot = set(), set()
-    for name in drafter_cases.ALL:
+    for name in drafter_proof.ALL:
         drafter = resolved(name, hf_models.tiny("llama"), tmp_path)
         if not drafter.size:
             (drawn if drafter.draws else one_hot).add(name)
         elif reads_draft(rules_of(drafter)[0]):
             drawn.add(name)
-    assert drawn == {*drafter_cases.DRAWN, *drafter_cases.DRAWN_ALIKE}
-    assert one_hot == {*drafter_cases.DETERMINISTIC}
+    assert drawn == {*drafter_proof.DRAWN, *drafter_proof.DRAWN_ALIKE}
+    assert one_hot == {*drafter_proof.DETERMINISTIC}
 
 
 @functools.cache
@@ -104,14 +97,12 @@ def test_the_entry_of_a_name_says_what_its_drafter_gives_in_a_call(name, tmp_pat
 
 @functools.cache
 def plain_text(rule):
-    """The text of the target alone after a ragged batch of prompts."""
     settings = {} if rule == "greedy" else {**SAMPLED, "rule": rule}
     return hf_models.decode(of_seven_tokens(), BATCHES[-1], **settings).sequences.tolist()
 
 
-@pytest.mark.parametrize("name", drafter_cases.ALL)
+@pytest.mark.parametrize("name", drafter_proof.ALL)
 def test_every_drafter_leaves_the_text_as_it_is(name, tmp_path):
-    """Greedy, and under the rule that draws the target's own tokens."""
     drafter = resolved(name, of_seven_tokens(), tmp_path)
     greedy = hf_models.decode(of_seven_tokens(), BATCHES[-1], drafter=drafter)
     assert greedy.sequences.tolist() == plain_text("greedy")
@@ -126,8 +117,8 @@ def test_every_drafter_leaves_the_text_as_it_is(name, tmp_path):
 ONE_OF_EACH_KIND = pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=pytest.mark.full if n in drafter_cases.DRAWN_ALIKE else [])
-        for n in drafter_cases.ALL
+        pytest.param(n, marks=pytest.mark.full if n in drafter_proof.DRAWN_ALIKE else [])
+        for n in drafter_proof.ALL
     ],
 )
 
@@ -145,7 +136,7 @@ def test_the_returned_cache_continues_in_plain_generate(name, tmp_path):
         accepted += step.kinds.count("accepted")
     first = hf_models.decode(model, BATCHES[-1], drafter=drafter, **greedy)
     assert streamed == first.sequences[:, -5:].tolist()
-    assert accepted == first.stats.accepted or name in drafter_cases.KEEPING
+    assert accepted == first.stats.accepted or name in drafter_proof.KEEPING
     rest = {
         "input_ids": first.sequences, "attention_mask": first.attention_mask,
         "past_key_values": first.past_key_values, "max_new_tokens": 7, "do_sample": False,
@@ -167,7 +158,7 @@ def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, rules,
     """
     model, _ = target()  # of so few tokens that sequences would learn from one another
     drafter = resolved(name, model, tmp_path)
-    keeps = name in drafter_cases.KEEPING
+    keeps = name in drafter_proof.KEEPING
     best, known = rules_of(drafter)[0], {*rules_of(drafter), *lossy_rules_of(drafter)}
     asked = {best if rule == "best" else rule for rule in rules}
     for rule in filter(text_depends_on_drafts, asked & known):
@@ -183,7 +174,7 @@ def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, rules,
             assert_independent_of_batch(lambda: next(made), model, 7, temperature=0.7)
 
 
-@pytest.mark.parametrize("name", drafter_cases.KEEPING)
+@pytest.mark.parametrize("name", drafter_proof.KEEPING)
 @pytest.mark.parametrize("rule", ["typical", "greedy"])
 def test_a_text_that_depends_on_earlier_calls_has_a_note(name, rule, tmp_path):
     drafter = resolved(name, target()[0], tmp_path)
@@ -226,7 +217,7 @@ def test_different_chains_are_those_of_the_sequences_own_limit(name, tmp_path):
         assert different > 0, "the control: the limit decides which chains there are"
 
 
-@pytest.mark.parametrize("name", [*drafter_cases.DETERMINISTIC, "random"])
+@pytest.mark.parametrize("name", [*drafter_proof.DETERMINISTIC, "random"])
 def test_a_draft_without_a_distribution_follows_from_what_its_drafter_was_told(name, tmp_path):
     """So it is a constant under the noise of its verification, as in the ops' exact enumeration.
 
@@ -248,7 +239,7 @@ MONTE_CARLO = pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=[] if name in MECHANISMS else pytest.mark.full)
-        for name in (*drafter_cases.DRAWN, *drafter_cases.DRAWN_ALIKE, "nasd")
+        for name in (*drafter_proof.DRAWN, *drafter_proof.DRAWN_ALIKE, "nasd")
     ],
 )
 
@@ -263,9 +254,8 @@ def test_sampled_text_keeps_its_joint_distribution(name, tmp_path):
 
 @MONTE_CARLO
 def test_a_wrong_distribution_is_rejected(name, tmp_path):
-    """Negative control of every case above, with fewer texts."""
     model, _ = target()
-    arguments = drafter_cases.make(name, model, tmp_path)
+    arguments = drafter_proof.make(name, model, tmp_path)
     made, layout = arguments["drafter"], arguments.get("tree")
     if isinstance(layout, TrieTree):
         parts = [with_wrong_distribution(resolve_drafter(one, None, model)) for one in made]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import hf_models, hf_trees
+from support import drafter_proof, hf_models
 from support.hf_models import NEW, RAGGED, SAMPLED, run
 from transformers import StoppingCriteria, StoppingCriteriaList
 
@@ -48,10 +48,9 @@ def test_sampling_parameters_per_sequence():
 
 
 def proposer(name, kind):
-    """The arguments ``drafter`` and ``tree`` of a kind of chains or trees."""
     if kind in ("prompt_lookup", "model"):
         return {"drafter": hf_models.drafter_for(name, kind)}
-    return dict(zip(("drafter", "tree"), hf_trees.drafters(name)[kind], strict=True))
+    return dict(zip(("drafter", "tree"), drafter_proof.tree_drafters(name)[kind], strict=True))
 
 
 def of_trees(*cases):

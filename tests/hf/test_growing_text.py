@@ -5,7 +5,7 @@ import random
 import pytest
 from specdec_hf.detokenizer import INCOMPLETE, StopCriterion, decode_behind
 from specdec_hf.loop.streaming import Step
-from support import toy_tokenizers
+from support import cli_models
 from support.text_server import EXTRA
 
 pytest.importorskip("fastapi", reason=EXTRA)
@@ -14,7 +14,7 @@ from specdec_hf.server.growing_text import GrowingText
 
 pytestmark = pytest.mark.server
 
-KINDS = {"bytes": toy_tokenizers.tokenizer, **toy_tokenizers.KINDS}
+KINDS = {"bytes": cli_models.tokenizer, **cli_models.KINDS}
 TEXT = "é ab abab\N{GRINNING FACE} abc ab\N{GREEK SMALL LETTER ALPHA}"
 
 
@@ -37,7 +37,6 @@ def pieces_of(tokenizer, prompt, ids, size, stop=(), reason="length"):
 
 
 def check_log_probabilities(made, text, count):
-    """Each comes once, in its order, with the piece that ends its text, and none before."""
     listed = [one for piece in made for one in piece.logprobs]
     assert [one.logprob for one in listed] == [-float(n) for n in range(count)]
     assert [one.begin for one in listed] == sorted(one.begin for one in listed)
@@ -69,7 +68,7 @@ def test_pieces_and_log_probabilities_agree_with_the_text_of_every_kind_of_token
         prompt = [rng.choice([tokenizer.eos_token_id, 3])]
         ids = [rng.randrange(len(tokenizer)) for _ in range(30)]
         if "<0x00>" in tokenizer.get_vocab() or kind in ("byte_level", "byt5", "bytes"):
-            ids[5:5] = toy_tokenizers.byte_ids(tokenizer, "é 😄")
+            ids[5:5] = cli_models.byte_ids(tokenizer, "é 😄")
         text = decode_behind(tokenizer, prompt, ids)
         growing, made = pieces_of(tokenizer, prompt, ids, size)
         assert "".join(piece.text for piece in made) == growing.text == text
@@ -81,11 +80,11 @@ def test_pieces_and_log_probabilities_agree_with_the_text_of_every_kind_of_token
 def test_a_text_is_cut_where_its_stop_string_begins_however_rounds_divide_it(kind):
     """Also within bytes whose text is not final. Of strings that end together, the first begins."""
     rng, found = random.Random(kind), 0
-    tokenizer = toy_tokenizers.KINDS[kind]()
+    tokenizer = cli_models.KINDS[kind]()
     for size in (1, 2, 3, 30) * 15:
         ids = rng.choices(range(len(tokenizer)), k=20)
         if kind != "word_piece":
-            ids[6:6] = [3, *toy_tokenizers.byte_ids(tokenizer, "a\n\n你é\n"), 3]
+            ids[6:6] = [3, *cli_models.byte_ids(tokenizer, "a\n\n你é\n"), 3]
         text, stop = decode_behind(tokenizer, [3], ids), []
         for _ in range(2):
             begin = rng.randrange(len(text))
@@ -108,7 +107,7 @@ def test_a_text_is_cut_where_its_stop_string_begins_however_rounds_divide_it(kin
 
 def test_bytes_that_are_no_character_share_the_place_of_their_text():
     """Of eight the last three may still begin a character; the end says that they do not."""
-    tokenizer = toy_tokenizers.tokenizer()
+    tokenizer = cli_models.tokenizer()
     ids = tokenizer("\N{CYRILLIC SMALL LETTER A}")["input_ids"][1:] * 8
     growing, made = pieces_of(tokenizer, [5], ids, 1)
     assert growing.text == 8 * INCOMPLETE
@@ -118,7 +117,7 @@ def test_bytes_that_are_no_character_share_the_place_of_their_text():
 
 def test_a_text_is_not_cleaned_up():
     """Some tokenizers take away blanks before marks, which may come later than the blanks."""
-    tokenizer = toy_tokenizers.byte_level()
+    tokenizer = cli_models.byte_level()
     tokenizer.clean_up_tokenization_spaces = True
     tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
     ids = tokenizer.convert_tokens_to_ids(["a", "Ġ.", "Ġ", "b", "Ġ", ",", "c"])

@@ -14,8 +14,7 @@ from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from specdec_hf.runner.policy import BUCKETS
 from support import hf_models
-from support.heads import head_for
-from support.hf_models import decode, outcome
+from support.hf_models import decode, head_for, outcome
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +35,6 @@ def head(target):
 
 
 def only_the_head(monkeypatch):
-    """Let a CPU stand in for a CUDA device, and the target's forwards run eagerly."""
     compile_on_cpu(monkeypatch)
     monkeypatch.setattr("specdec_hf.loop.begin.use_compiled", lambda *_, **__: CompileStats())
 
@@ -53,7 +51,6 @@ def only_the_head(monkeypatch):
 def test_drafts_are_those_of_eager_steps_in_few_graphs(
     kind, lengths, graphs, target, head, monkeypatch
 ):
-    """Also of a drafter that is made anew, which makes no more of them."""
     only_the_head(monkeypatch)
     packed = set(packed_linear._copies)
     settings = {"lengths": lengths, "max_new_tokens": 16}
@@ -108,9 +105,6 @@ def test_a_head_that_takes_too_much_memory_is_not_packed(target, head, monkeypat
     assert any(reason in note for note in notes), notes
 
 
-# Steps that are replayed: recorded ops take the place of CUDA graphs.
-
-
 @pytest.fixture
 def recorded(monkeypatch):
     record_ops(monkeypatch)
@@ -154,7 +148,6 @@ def test_weights_that_move_end_the_graphs(head, moved):
 def test_the_self_check_of_a_head_finds_what_a_replay_leaves_out(
     target, head, monkeypatch, left_out
 ):
-    """Negative controls."""
     names = ("embeddings", "hidden", "places", "starts", "mask", "cosines", "sines")
     step = compiled_step._made_for(head)
     with monkeypatch.context() as patch:

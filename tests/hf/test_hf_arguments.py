@@ -29,10 +29,7 @@ entries = pytest.mark.parametrize("entry", ["generate", "custom_generate"])
 
 
 def decode(entry, model, arguments, **options):
-    """The output of `generate`, or of ``model.generate`` with a decoder."""
-    if entry == "generate":
-        return generate(model, **arguments, **options)
-    return model.generate(**arguments, custom_generate=SpeculativeDecoder(**options))
+    return hf_models.through(entry, model, arguments, options)
 
 
 def test_every_field_of_the_installed_transformers_is_in_one_table(monkeypatch):
@@ -247,7 +244,7 @@ REFUSED = {
     "huge seed": ({"seed": 2**63}, "seed must be in [-2**63, 2**63), got 9223"),
     "max_length": ({"max_length": 5, "max_new_tokens": None}, "`max_length` is set to 5"),
     "tree": ({"tree": ()}, "tree must have at least one entry, got none"),
-}  # fmt: skip
+}
 REFUSED |= {
     name: ({"do_sample": True, name.partition(" ")[0]: value}, message)
     for name, value, message in (
@@ -274,7 +271,7 @@ def test_refused_arguments_are_named(case):
 
 def test_refused_inputs_are_named():
     model, one = hf_models.tiny("llama"), torch.ones(1, 4, dtype=torch.int64)
-    cases = [
+    refused = [
         ({"input_ids": None}, "input_ids is required"),
         ({"input_ids": one[0]}, r"input_ids must be \[B, T\], got shape \[4\]"),
         ({"input_ids": one[:, :0]}, r"input_ids is empty: shape \[1, 0\]"),
@@ -287,33 +284,20 @@ def test_refused_inputs_are_named():
         ),
         ({"input_ids": one.expand(1, 4).repeat(1, 64)}, "has 256 tokens, but the model's context"),
         ({"input_ids": one.repeat(2, 1), "streamer": Recorder()}, "streamer needs batch size 1"),
+        ({"inputs": one, "input_ids": one}, "inputs and input_ids are the same argument"),
+        ({"input_ids": one, "stop_strings": "x"}, "stop_strings must come with a tokenizer"),
     ]
-    for kwargs, message in cases:
-        with pytest.raises(ValueError, match=message):
-            generate(model, **kwargs, max_new_tokens=4)
-    for wrong, message in (
-        ("Once upon", r"input_ids must be a torch.Tensor, got str; pass \*\*tokenizer\("),
-        ([[1, 2]], r"input_ids must be a torch.Tensor, got list; pass a torch.tensor of it"),
-        (BatchEncoding({"input_ids": one}), r"got BatchEncoding; pass its entries, as in generate"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            generate(model, wrong, max_new_tokens=4)
-    with pytest.raises(ValueError, match="inputs and input_ids are the same argument"):
-        generate(model, one, input_ids=one, max_new_tokens=4)
-    with pytest.raises(TypeError, match=r"attention_mask must be a torch.Tensor, got list"):
-        generate(model, one, attention_mask=[[1] * 4], max_new_tokens=4)
-    with pytest.raises(ValueError, match="stop_strings must come with a tokenizer"):
-        SpeculativeDecoder(stop_strings="x")
-    with pytest.raises(TypeError, match="assistant_model must be a model, got 'x'"):
-        generate(model, one, assistant_model="x")
-
-
-def test_rule_match_with_processors_equals_plain_sampling():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    kwargs = {
-        "max_new_tokens": 16, "do_sample": True, "temperature": 0.8, "repetition_penalty": 1.5,
-        "no_repeat_ngram_size": 3, "rule": "match", "seed": 11,
-    }  # fmt: skip
-    plain = generate(model, **inputs, **kwargs, drafter=None)
-    for drafter in ("prompt_lookup", hf_models.perturbed("llama")):
-        assert generate(model, **inputs, drafter=drafter, **kwargs).tolist() == plain.tolist()
+    of_types = [
+        ({"inputs": "Once upon"}, r"must be a torch.Tensor, got str; pass \*\*tokenizer\("),
+        ({"inputs": [[1, 2]]}, "must be a torch.Tensor, got list; pass a torch.tensor of it"),
+        ({"inputs": BatchEncoding({"input_ids": one})}, "got BatchEncoding; pass its entries, as"),
+        (
+            {"inputs": one, "attention_mask": [[1] * 4]},
+            "attention_mask must be a torch.Tensor, got",
+        ),
+        ({"inputs": one, "assistant_model": "x"}, "assistant_model must be a model, got 'x'"),
+    ]
+    for error, cases in ((ValueError, refused), (TypeError, of_types)):
+        for kwargs, message in cases:
+            with pytest.raises(error, match=message):
+                generate(model, **kwargs, max_new_tokens=4)

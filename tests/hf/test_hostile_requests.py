@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from specdec_hf.server.encoder import NFC_JOINS, token_capacity
 from specdec_hf.server.fields import MAX_MESSAGES
-from support import toy_tokenizers
+from support import cli_models
 from support.text_server import SECONDS, TOKENIZER, Server, httpx, serving, until
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -224,11 +224,9 @@ def test_no_text_has_fewer_tokens_than_its_characters_say(name):
 
 def test_a_long_text_that_fits_is_served():
     """Of another tokenizer, of lost characters, and in a chat whose template leaves it out."""
-    blanks = toy_tokenizers.tokenizer()
+    blanks = cli_models.tokenizer()
     blanks.backend_tokenizer.normalizer = normalizers.Replace(BLANKS, " ")
-    short = toy_tokenizers.tokenizer(
-        toy_tokenizers.TEMPLATE.replace("m.content", "m.content | trim")
-    )
+    short = cli_models.tokenizer(cli_models.TEMPLATE.replace("m.content", "m.content | trim"))
     chat = {"messages": [{"role": "user", "content": " " * 5000}], "max_tokens": 1}
     for tokenizer, path, body in ((blanks, GENERATE, asked(" " * 5000)), (short, CHAT, chat)):
         with serving(tokenizer=tokenizer) as (client, _):

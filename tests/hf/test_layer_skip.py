@@ -15,7 +15,7 @@ from specdec_hf.profile import sizes_of
 from specdec_hf.runner.split_model import SplitModel
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
-from support.heads import differences, rounds_of
+from support.hf_models import differences, rounds_of
 
 pytestmark = pytest.mark.papers
 
@@ -51,7 +51,6 @@ def expected_logits(name, model, skipped, text, drafts):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_drafts_are_those_of_the_model_without_the_sublayers(name):
-    """Also of layers that run as one on packed weights."""
     model = hf_models.build(name, layers=LAYERS)
     settings = {"do_sample": True, "rule": "token", "seed": [5, 6], "gamma": 3}
     _, rounds = rounds_of(model, LayerSkipDrafter(skipped=SKIPPED), **settings)
@@ -117,9 +116,6 @@ def test_wrong_sublayers_are_refused_by_name():
         SplitModel(model, 1, 1, skipped=SKIPPED.pairs())
 
 
-# The search.
-
-
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 1.0])
 def test_the_search_finds_the_sublayers_that_add_nothing(temperature):
     model = hf_models.build("llama", layers=LAYERS)
@@ -168,24 +164,3 @@ def test_the_command_writes_a_file_that_drafts(folder, tmp_path):  # noqa: F811
         assert message in one_line_error(*given, *changed)
     for wrong, message in ((tmp_path / "nowhere", "--drafter: cannot read"), (text, "is no file")):
         assert message in one_line_error(*answer, "--drafter", f"layer_skip:{wrong}")
-
-
-def test_the_rate_is_that_of_drafts_at_the_beginning_of_rounds():
-    """Of a cascade of single drafts after each prefix of a text, the share that is accepted."""
-    model = hf_models.build("llama", layers=LAYERS)
-    tokens = tokens_of(model, rows=3, size=12)
-    with torch.no_grad():
-        wanted = model(tokens).logits
-    drafted = torch.stack([
-        torch.stack([
-            expected_logits("llama", model, SKIPPED, text[:size], []) for size in range(1, 13)
-        ])
-        for text in tokens.tolist()
-    ])  # fmt: skip
-    greedy = Calibration(model, tokens.tolist(), 0.0).rates(SKIPPED)
-    agreed = (drafted.argmax(dim=-1) == wanted.argmax(dim=-1)).double().mean(dim=1)
-    assert greedy == pytest.approx(agreed.tolist())
-    p, q = (x.div(0.7).softmax(dim=-1) for x in (wanted, drafted))
-    shared = torch.minimum(p, q).sum(dim=-1).double().mean(dim=1)
-    sampled = Calibration(model, tokens.tolist(), 0.7).rates(SKIPPED)
-    assert sampled == pytest.approx(shared.tolist(), abs=1e-4)

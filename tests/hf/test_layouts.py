@@ -12,7 +12,6 @@ from support import hf_models
 
 
 def all_trees(size):
-    """Every tree of ``size`` nodes, breadth first."""
     trees = [()]
     for n in range(size):
         trees = [(*t, p) for t in trees for p in range(t[-1] if t else -1, n)]
@@ -160,7 +159,6 @@ def test_the_trees_are_those_of_all_levels_in_fewer_steps(lengths, models, monke
 
 
 def own_trees(trees, row):
-    """The present nodes of each tree of one sequence, with their parents."""
     own = [zip(tokens[row], parents[row], strict=True) for tokens, parents in trees]
     present = [[(token, parent) for token, parent in nodes if token >= 0] for nodes in own]
     return [nodes for nodes in present if nodes]

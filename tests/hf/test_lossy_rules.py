@@ -7,7 +7,6 @@ import math
 from itertools import count
 
 import numpy as np
-import proofs
 import pytest
 import torch
 from proofs.toy_chain import (
@@ -66,7 +65,6 @@ def run(lengths=(9, 6), **settings):
 
 
 def verdicts(rounds, verify=verify_chain, **arguments):
-    """The tokens that an op gives for the traced rounds of a call."""
     sampling = {name: SAMPLED[name] for name in ("temperature", "top_k")}
     if "temperature" in arguments:
         sampling = {}
@@ -80,7 +78,6 @@ def verdicts(rounds, verify=verify_chain, **arguments):
 
 
 def emitted(traced):
-    """{sequence: tokens} of a round."""
     return {step.sequence: step.tokens for step in traced.steps}
 
 
@@ -266,7 +263,7 @@ def realized(toy, verify):
         )  # fmt: skip
         return verdict.tokens, verdict.num_accepted
 
-    return proofs.enumerate_distribution(run, toy.draft_probs, toy.target_probs)
+    return toy.realized_by(run)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -282,8 +279,6 @@ def test_the_emitted_tokens_have_the_distribution_of_the_formula(form):
 
 
 class Same(Drafter):
-    """Drafts the last token again and again, without a distribution."""
-
     def propose(self, history, limits):
         return np.repeat(history.last(1), max(int(limits.max()), 1), axis=1)
 

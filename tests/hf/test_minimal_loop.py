@@ -2,11 +2,13 @@
 
 import runpy
 import types
+from pathlib import Path
 
 import pytest
 import torch
 from support import hf_models
-from support.sources import ROOT
+
+ROOT = Path(__file__).parents[2]
 
 EXAMPLE = ROOT / "examples/minimal_loop.py"
 PROMPTS = [[5, 6, 7, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 9]]

@@ -8,12 +8,14 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import transformers
 from specdec_hf import requirements
 from support.cli_models import environment, folder, one_line_error  # noqa: F401
-from support.sources import ROOT
+
+ROOT = Path(__file__).parents[2]
 
 (STATED,) = re.findall(r"^hf = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)
 EXTRA = re.findall(r'"(.*?)"', STATED)  # the one list of what `hf` requires

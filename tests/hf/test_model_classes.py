@@ -67,7 +67,6 @@ def model_of(name):
 
 @cache
 def draft_of(name):
-    """The same model with some noise on its weights: a drafter that is often right."""
     return with_noise(model_of(name), 0.02)
 
 

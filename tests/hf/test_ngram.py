@@ -6,20 +6,14 @@ import numpy as np
 import pytest
 import torch
 from proofs import chi_square_of_counts
-from specdec_hf import (
-    LookaheadDrafter,
-    NasdDrafter,
-    RestDrafter,
-    SuffixAutomatonDrafter,
-    TrieTree,
-)
+from specdec_hf import LookaheadDrafter, NasdDrafter, RestDrafter, SuffixAutomatonDrafter, TrieTree
 from specdec_hf.drafters.ngram import NgramDrafter, RandomDrafter
 from specdec_hf.drafters.ngram_table import NgramCounts, NgramTable
 from specdec_hf.drafting.context import Candidates
 from specdec_host import Corpus
 from support import hf_models
 from support.cli_models import folder, invoke, one_line_error  # noqa: F401
-from support.histories import (
+from support.drafter_proof import (
     Context,
     SeveralProposals,
     chains_of,
@@ -73,7 +67,6 @@ def test_a_table_counts_as_brute_force_does(min_count, tmp_path):
 
 
 def shares(drafter, text, draws=4000):
-    """How often each token is drafted first, over many seeds."""
     seeds = torch.arange(draws)
     drafter.start(context_of(LLAMA, "token", draws, seeds=seeds))
     draft = propose(drafter, history_of(*[text] * draws), 1)
@@ -226,9 +219,7 @@ def test_the_pool_is_drafted_after_the_pending_token():
     history = history_of([9, 1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 3, 7, 1])
     draft = drafter.propose(history, np.array([9]))
     # The window's guesses are tokens 0, 4 and 9 of the text. The oldest of three n-grams is gone.
-    assert paths(draft) == [
-        (4,), (4, 1), (2,), (2, 3), (2, 3, 7), (2, 5), (2, 5, 6),
-    ]  # fmt: skip
+    assert paths(draft) == [(4,), (4, 1), (2,), (2, 3), (2, 3, 7), (2, 5), (2, 5, 6)]
 
 
 def test_ngrams_of_a_text_join_the_pool_in_whatever_rounds_it_comes():

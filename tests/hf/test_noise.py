@@ -11,7 +11,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from proofs import SIGNIFICANCE
 from specdec_hf import (
     Draft,
     Drafter,
@@ -29,20 +28,20 @@ from specdec_hf.drafting import checks
 from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.loop import drafted
 from support import hf_models
-from support.drafter_proof import GAMMA, LENGTH, PROMPTS, VOCAB, joint_p_value, target
-from support.histories import context_of
-
-from specdec_kernels import (
-    RULES,
-    RULES_READING_DRAFT,
-    TREE_RULES_READING_DRAFT,
-    SampledDraft,
-    draft_positions,
-    sample,
-    verify_chain,
+from support.drafter_proof import (
+    GAMMA,
+    LENGTH,
+    PROMPTS,
+    SIGNIFICANCE,
+    VOCAB,
+    context_of,
+    joint_p_value,
+    target,
 )
 
-READING = (*RULES_READING_DRAFT, *TREE_RULES_READING_DRAFT)
+import specdec_kernels as kernels
+
+READING = (*kernels.RULES_READING_DRAFT, *kernels.TREE_RULES_READING_DRAFT)
 PROMPT = torch.tensor(PROMPTS[:1])
 TREE = TrieTree(depth=GAMMA)
 
@@ -83,7 +82,7 @@ class Markov(Drafter):
         for i in range(gamma):
             rows.append(self.row(history, i, tokens[:, -1]))
             drawn.append(
-                sample(
+                kernels.sample(
                     rows[-1], seeds=self.context.seeds, positions=self.positions(history.lengths, i)
                 )
             )
@@ -92,7 +91,7 @@ class Markov(Drafter):
             torch.stack([getattr(one, name) for one in drawn], dim=1)
             for name in ("logsumexp", "threshold")
         )
-        distribution = SampledDraft(torch.stack(rows, dim=1), sums, thresholds, 1.0)
+        distribution = kernels.SampledDraft(torch.stack(rows, dim=1), sums, thresholds, 1.0)
         return Draft(tokens[:, 1:], distribution=distribution)
 
 
@@ -121,7 +120,7 @@ class Remembers(Markov):
 
 def arguments(drafters, rule):
     """Chains of one drafter under rules of chains, else a trie of all of them."""
-    if rule in RULES:
+    if rule in kernels.RULES:
         return {"drafter": drafters[0], "rule": rule, "gamma": GAMMA}
     return {"drafter": drafters, "rule": rule, "gamma": None, "tree": TREE}
 
@@ -156,8 +155,6 @@ def test_noise_of_the_context_gives_the_targets_distribution(
 
 
 class AsksOnce(Markov):
-    """Asks in its first round only."""
-
     def positions(self, lengths, i):
         if lengths[0] == PROMPT.shape[1] + 1:
             return self.context.noise_positions(lengths, i)
@@ -165,8 +162,6 @@ class AsksOnce(Markov):
 
 
 class Deterministic(Drafter):
-    """Drafts the same tokens in every round, with no distribution."""
-
     def propose(self, history, limits):
         gamma = int(limits.max())
         return Draft(torch.arange(gamma).expand(len(history.lengths), -1) % VOCAB)
@@ -207,7 +202,7 @@ def test_drafts_that_need_no_noise_of_the_context_are_taken(drafter, rules):
 @pytest.mark.parametrize("rule", ["match", "greedy", "target_only", *READING])
 def test_noise_positions_are_those_of_the_ops(rule):
     context, lengths = context_of(None, rule, 2), np.array([10, 20])
-    expected = draft_positions(torch.from_numpy(lengths), 3, rule=rule)
+    expected = kernels.draft_positions(torch.from_numpy(lengths), 3, rule=rule)
     assert torch.equal(context.noise_positions(lengths, range(3)), expected)
     for i in range(3):
         assert torch.equal(context.noise_positions(torch.tensor([10, 20]), i), expected[:, i])
@@ -317,7 +312,7 @@ def with_cells(prompt_length):
         uniforms[second, 0] = ((seeds // CELLS[1] + 0.5) / CELLS[0])[second].double()
         uniforms[second, -1] = ((seeds % CELLS[1] + 0.5) / CELLS[1])[second].double()
         rows = torch.tensor(PROBS).log().expand_as(logits)
-        return verify_chain(
+        return kernels.verify_chain(
             rows, tokens, draft, seeds=seeds, positions=positions, uniforms=uniforms, **kwargs
         )
 

@@ -3,12 +3,14 @@ docs/server.md."""
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from specdec_hf.request.sampling import sequence_seeds
-from support.sources import ROOT
 from support.text_server import MODEL, NAME, TOKENIZER, Server, alone, serving
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.server
 
@@ -20,7 +22,6 @@ MESSAGES = [{"role": "user", "content": PARTS}]
 
 @pytest.fixture
 def server():
-    """A client, and the queue of the server that it is connected to."""
     with serving() as made:
         yield made
 
@@ -53,12 +54,11 @@ def test_a_completion_is_written_as_openai_writes_it(server):
     listed = whole["choices"][0].pop("logprobs")
     read = len(PROMPT)
     assert whole == {
-        "object": "text_completion", "model": NAME,
+        "object": "text_completion",
+        "model": NAME,
         "choices": [{"index": 0, "text": text, "finish_reason": "length"}],
-        "usage": {
-            "prompt_tokens": read, "completion_tokens": NEW, "total_tokens": read + NEW
-        },
-    }  # fmt: skip
+        "usage": {"prompt_tokens": read, "completion_tokens": NEW, "total_tokens": read + NEW},
+    }
     assert listed["token_logprobs"] == pytest.approx(rows[range(NEW), tokens].tolist(), abs=1e-4)
     best = rows.max(dim=-1).values.tolist()
     assert [max(one.values()) for one in listed["top_logprobs"]] == pytest.approx(best, abs=1e-4)

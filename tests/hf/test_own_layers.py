@@ -5,17 +5,11 @@ from functools import cache
 
 import pytest
 import torch
-from specdec_hf import (
-    EagleTree,
-    LayerSkipDrafter,
-    SkippedSublayers,
-    TrieTree,
-    generate,
-)
+from specdec_hf import EagleTree, LayerSkipDrafter, SkippedSublayers, TrieTree, generate
 from specdec_hf.runner.split_model import SplitModel
-from support import encoder_models, hf_models
+from support import hf_models
 from support.drafter_proof import assert_greedy_identical
-from support.heads import exit_folder
+from support.hf_models import exit_folder
 
 from bench.tiny_models.build import build
 
@@ -95,7 +89,7 @@ def test_wrong_hidden_states_are_found_by_the_self_check(monkeypatch, forgetful)
 
 
 def test_parts_that_a_target_has_not_are_refused_by_name():
-    t5, opt, gemma3n = encoder_models.tiny("t5"), "OPTForCausalLM", "Gemma3nForCausalLM"
+    t5, opt, gemma3n = hf_models.tiny("t5"), "OPTForCausalLM", "Gemma3nForCausalLM"
     for drafter, message, model, more in (
         (
             "early_exit:5",
@@ -120,15 +114,12 @@ def test_parts_that_a_target_has_not_are_refused_by_name():
 
 
 def with_fewer_rows():
-    """A model whose output matrix has fewer rows than it has tokens."""
     model = hf_models.build("llama", layers=3)
     model.lm_head.weight.data = model.lm_head.weight.data[:-3]
     return model
 
 
 class Adapter(torch.nn.Module):
-    """Adds a product to that of a linear layer."""
-
     def __init__(self, base_layer):
         super().__init__()
         self.base_layer = base_layer

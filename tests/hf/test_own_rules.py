@@ -1,21 +1,206 @@
-"""Rules of the caller's own in the loop: what they are asked, and what becomes of their answers."""
+"""Rules of the caller's own: `check_rule` passes right ones alone, and the loop asks them rightly.
+
+Rules that a user may write come first: right ones, and ones that are wrong on purpose.
+"""
 
 import itertools
 import re
+from pathlib import Path
 
 import numpy as np
 import proofs
 import pytest
 import torch
-from hf import own_rules
-from hf.own_rules import block_rule, greedy_rule, multi_draft_rule, one_hot, token_rule
-from specdec_hf import Draft, Drafter, SpeculativeDecoder, generate
+from specdec_hf import Draft, Drafter, SpeculativeDecoder, check_rule, generate
 from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.rule_check import cells_of
 from support import hf_models
 
 from specdec_kernels import SampledDraft
 from specdec_kernels.analysis.uniforms import acceptance_uniforms, draw_uniforms
+
+
+def one_hot(row, token):
+    return torch.zeros_like(row).index_fill(0, token, 1.0)
+
+
+def chain_rule(accepts=lambda u, p, q: u * q < p, residual=lambda p, q: (p - q).clamp(min=0)):
+    """Rule token, or one with another acceptance or another residual."""
+
+    def token_rule(P, Q, tokens, uniforms):
+        for i, token in enumerate(tokens):
+            q = one_hot(P[i], token) if Q is None else Q[i]
+            if not accepts(uniforms[i], P[i, token], q[token]):
+                weights = residual(P[i], q) + 1e-30
+                return i, weights / weights.sum()
+        return len(tokens), P[-1]
+
+    return token_rule
+
+
+token_rule = chain_rule()
+
+
+def block_rule(P, Q, tokens, uniforms):
+    size = len(tokens)
+    Q = torch.stack([one_hot(P[0], t) for t in tokens]) if Q is None else Q
+    c = [1.0]
+    for i, token in enumerate(tokens):
+        c.append(min(1.0, c[-1] * float(P[i, token] / Q[i, token])))
+    for i in range(size, 0, -1):
+        h = c[i]
+        if i < size:
+            above, below = ((c[i] * P[i] - Q[i]) * s for s in (1, -1))
+            h = min(1.0, float(above.clamp(min=0).sum() / below.clamp(min=0).sum()))
+        if uniforms[i - 1] < h:
+            break
+    else:
+        i = 0
+    weights = P[i] if i == size else (c[i] * P[i] - Q[i]).clamp(min=0)
+    return i, weights / weights.sum()
+
+
+def greedy_rule(P, Q, tokens, uniforms):
+    best = P.argmax(dim=-1)
+    accepted = int((best[:-1] == tokens).long().cumprod(0).sum())
+    return accepted, one_hot(P[0], best[accepted])
+
+
+def multi_draft_rule(P, Q, tokens, uniforms, parents, residual=True):
+    """Rule multi_draft; without the residual of rejected siblings it is wrong."""
+    path, node = [], -1
+    while True:
+        p = P[node + 1]
+        for child in (parents == node).nonzero().flatten().tolist():
+            token = tokens[child]
+            q = one_hot(p, token) if Q is None else Q[child]
+            if uniforms[child] * q[token] < p[token]:
+                node = child
+                path.append(child)
+                break
+            if residual:
+                p = (p - q).clamp(min=0)
+                p = p / p.sum()
+        else:
+            return path, p
+
+
+def no_tree_residual(P, Q, tokens, uniforms, parents):
+    return multi_draft_rule(P, Q, tokens, uniforms, parents, residual=False)
+
+
+def always(P, Q, tokens, uniforms):
+    return len(tokens), P[-1]
+
+
+# Each of them must be rejected.
+WRONG = {
+    "P in place of the residual": chain_rule(residual=lambda p, q: p),
+    "min(1, Q / P)": chain_rule(accepts=lambda u, p, q: u * p < q),
+    "Q ignored": chain_rule(accepts=lambda u, p, q: u < p),
+    "always accepted": always,
+    "accepted 1 % too often": chain_rule(accepts=lambda u, p, q: u * q < 1.01 * p),
+}
+
+
+ROOT = Path(__file__).parents[2]
+
+FEW = {"places": 24}
+REJECTED = {"sampled drafts", "more sampled drafts", "filtered, sampled drafts"}
+
+
+def failed(check):
+    return {finding.name for finding in check.findings if not finding.passed}
+
+
+def draws_itself(P, Q, tokens, uniforms):
+    accepted, following = token_rule(P, Q, tokens, uniforms)
+    below = following.cumsum(0) <= uniforms[-1] * following.sum()
+    return accepted, one_hot(following, below.sum().clamp(max=len(following) - 1))
+
+
+def in_float32(P, Q, tokens, uniforms):
+    Q = None if Q is None else Q.float()
+    return token_rule(P.float(), Q, tokens, uniforms.float())
+
+
+RIGHT = {
+    "token": token_rule,
+    "block": block_rule,
+    "multi_draft": multi_draft_rule,
+    "token, and its draw": draws_itself,
+    "token in float32": in_float32,
+}
+
+
+@pytest.mark.parametrize("rule", RIGHT)
+def test_lossless_rules_pass(rule):
+    check = check_rule(RIGHT[rule], **FEW, trees=rule == "multi_draft")
+    assert check.passed, str(check)
+    largest = 1e-6 if "float32" in rule else 1e-11
+    assert all(0 <= finding.distance < largest for finding in check.findings)
+    assert all(finding.mean_accepted > 0 for finding in check.findings)
+    if "float32" in rule:
+        assert not check_rule(in_float32, tolerance=1e-13, **FEW).passed
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_rules_fail(wrong):
+    check = check_rule(WRONG[wrong], **FEW)
+    assert failed(check) >= REJECTED
+    assert all(f.distance > 1e-3 for f in check.findings if not f.passed), str(check)
+
+
+def test_rules_that_are_wrong_in_one_place_fail_there():
+    trees = check_rule(no_tree_residual, trees=True, **FEW)
+    assert {"sampled drafts", "deterministic drafts"} <= failed(trees)
+    greedy = check_rule(greedy_rule, **FEW)
+    names = {finding.name for finding in greedy.findings}
+    assert names - failed(greedy) == {"greedy, deterministic drafts"}
+
+
+FAULTS = {
+    "too many cells": (
+        lambda P, Q, tokens, u: (0, P[0] * (1 - u[0]) + u[0] / len(P[0])),
+        "more than 64 cells of the uniforms of one draft",
+    ),
+    "no function": (
+        lambda P, Q, tokens, u: (0, torch.softmax(torch.rand(P.shape[1]), dim=0)),
+        "it answers otherwise when it is asked",
+    ),
+    "raises": (
+        lambda P, Q, tokens, u: (0, Q[0]),
+        "raised TypeError: \"'NoneType' object is not subscriptable\"",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rules_that_cannot_be_enumerated_fail_with_the_reason(fault):
+    rule, message = FAULTS[fault]
+    check = check_rule(rule, **FEW)
+    assert not check.passed
+    assert message in check.findings[-1].fault or message in check.findings[0].fault
+    assert message in str(check)
+
+
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the documents are not beside the tests")
+def test_the_printed_rules_run_and_print_what_the_page_says(capsys):
+    page = (ROOT / "docs/rules.md").read_text().partition("\n## A rule of your own\n")[2]
+    names = {
+        "model": hf_models.tiny("llama"), "small": hf_models.perturbed("llama"),
+        "inputs": {**hf_models.prompts((9,)), "max_new_tokens": 8},
+    }  # fmt: skip
+    for program in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(program, names)
+    printed, report = (
+        re.sub(r"distance \S+ +", "", text).strip()
+        for text in (capsys.readouterr().out, re.search(r"```\n(rule .*?)```", page, re.DOTALL)[1])
+    )
+    assert printed.startswith(report)
+    assert "custom False\nrule tree_rule\n" in printed
+    assert "FAILED" not in printed
+
 
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 20, "seed": 5}
 TREE = {"tree": (2, 2), "num_assistant_tokens": None}
@@ -27,12 +212,7 @@ def run(lengths=(9, 6), drafter="model", **settings):
     return hf_models.decode(hf_models.tiny("llama"), lengths, **settings)
 
 
-# The text of a rule of ours that reads the same uniforms.
-
-
 class Likely(Drafter):
-    """Drafts the likeliest token, without a distribution."""
-
     def start(self, context):
         self.model = context.model
 
@@ -52,7 +232,7 @@ def test_block_by_hand_gives_the_text_of_block(drafter):
     assert 0 < mine.stats.accepted == ours.stats.accepted < mine.stats.drafted
     for one, other in zip(mine.logprobs, ours.logprobs, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
-    other = run(rule=own_rules.always, **settings)
+    other = run(rule=always, **settings)
     assert other.sequences.tolist() != ours.sequences.tolist(), "the control"
 
 
@@ -105,8 +285,6 @@ def test_the_last_token_is_drawn_from_next_by_the_noise_of_its_position():
             == traced.draft_token_ids[0, : len(step.tokens)].tolist()[:accepted]
         )
 
-
-# The distribution of texts, enumerated.
 
 V = 4
 FILTERS = {"temperature": 0.7, "top_k": 3}
@@ -202,8 +380,8 @@ def distance(rule, parents, trees):
 
 CHAIN, FORKED = ((-1, 0), False), ((-1, -1, 0), True)
 ENUMERATED = {
-    "chains": (token_rule, own_rules.WRONG["accepted 1 % too often"], CHAIN),
-    "trees": (multi_draft_rule, own_rules.no_tree_residual, FORKED),
+    "chains": (token_rule, WRONG["accepted 1 % too often"], CHAIN),
+    "trees": (multi_draft_rule, no_tree_residual, FORKED),
 }
 
 
@@ -212,27 +390,6 @@ def test_texts_have_the_distribution_of_the_target_under_a_lossless_rule_alone(d
     right, wrong, (parents, trees) = ENUMERATED[drafts]
     assert distance(right, parents, trees) < 1e-6
     assert distance(wrong, parents, trees) > 1e-3
-
-
-# What calls with such a rule say and repeat.
-
-
-@pytest.mark.parametrize(("rule", "more"), [(token_rule, {}), (multi_draft_rule, TREE)])
-def test_a_batch_has_the_texts_of_single_calls_and_a_seed_repeats_them(rule, more):
-    lengths = (9, 4, 12)
-    inputs = hf_models.prompts(lengths)["input_ids"]
-    settings = {**SAMPLED, "rule": rule, **more}
-    together = run(lengths, **settings)
-    again = run(lengths, **{**settings, "seed": together.stats.seeds})
-    assert again.sequences.tolist() == together.sequences.tolist()
-    drafter = hf_models.perturbed("llama", 0.3)
-    for b, length in enumerate(lengths):
-        given = {"num_assistant_tokens": 4, **settings, "seed": [together.stats.seeds[b]]}
-        alone = generate(
-            hf_models.tiny("llama"), inputs[b : b + 1, -length:], drafter=drafter,
-            max_new_tokens=20, guard=False, **given,
-        )  # fmt: skip
-        assert alone[0, length:].tolist() == together.sequences[b, inputs.shape[1] :].tolist()
 
 
 def test_the_output_says_that_the_rule_is_the_callers_and_not_lossless():
@@ -294,8 +451,6 @@ def test_logits_processors_reach_the_rule_also_behind_drafts_that_greedy_text_le
         assert run(rule=accepts, logits_processor=[wants_seven], **call).stats.accepted > 0
 
 
-# Refusals.
-
 ANSWERS = {
     "no pair": (lambda P, n: n, TypeError, "must return (accepted, next), got 4 for sequence 0"),
     "too many": (lambda P, n: (n + 1, P[0]), ValueError, "must be an integer in [0, 4], got 5"),
@@ -342,8 +497,6 @@ def test_what_is_no_path_from_the_root_ends_the_call_by_name(case):
 
 
 class Drafts(Drafter):
-    """Drafts one token with logits of its own."""
-
     noise = "independent"
 
     def __init__(self, vocab_size, rules):

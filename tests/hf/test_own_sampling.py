@@ -9,10 +9,15 @@ from specdec_hf import EagleTree, ModelDrafter
 from specdec_hf.arguments import split_options
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.registry import SAMPLING, sampling_of
-from support import hf_models
-from support.drafter_cases import draft_model
-from support.drafter_proof import PROMPTS, VOCAB, target
-from support.histories import context_of, history_of, propose
+from support.drafter_proof import (
+    PROMPTS,
+    VOCAB,
+    context_of,
+    draft_model,
+    history_of,
+    propose,
+    target,
+)
 
 from specdec_kernels import SampledDraft, verify_chain
 
@@ -93,7 +98,6 @@ def test_drafts_are_drawn_from_their_own_distribution():
 
 
 def test_greedy_sequences_draft_the_most_likely_tokens():
-    """Also beside sampled ones, and at any temperature of the drafter."""
     model = draft_model(target()[0])
     mixed, seen = torch.tensor([0.0, 1.0, 0.0]), set()
     for prompt, own in itertools.product(
@@ -117,7 +121,7 @@ def test_trees_that_draw_nothing_take_no_parameters():
 
 
 def test_a_name_is_followed_by_parameters():
-    drafter = resolve_drafter("layers:1,temperature=0.5,top_k=7", None, hf_models.tiny("llama"))
+    drafter = resolve_drafter("layers:1,temperature=0.5,top_k=7", None, target()[0])
     assert (drafter.layers, drafter.sampling) == (1, {"temperature": 0.5, "top_k": 7})
     assert split_options("a/b:c,d:top_p=0.5", SAMPLING) == ("a/b:c,d", {"top_p": "0.5"})
     with pytest.raises(ValueError, match=r"top_p must be given once, got 'a:top_p=0.5,top_p=0.5'"):

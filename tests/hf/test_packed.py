@@ -93,7 +93,6 @@ def test_logits_depend_on_no_other_tokens(model, layers, monkeypatch):
 
 @pytest.mark.parametrize("width", [48, 100, 144])
 def test_fused_layers_of_any_width_depend_on_no_other_tokens(width):
-    """Functions of PyTorch do where a width is no multiple of two registers."""
     made = build("llama", vocab_size=997, hidden_size=256, intermediate_size=width)
     mine = twin.PackedTwin(made)
     assert mine.fused == 2
@@ -103,7 +102,6 @@ def test_fused_layers_of_any_width_depend_on_no_other_tokens(width):
 
 @torch.inference_mode()
 def test_drafts_of_any_number_change_no_bits(model):
-    """Also more than 64, which kernels read in groups."""
     mine, start = packed_twin(model).model, 70
     alone = logits_of(mine, [35, 35])
     assert torch.equal(logits_of(mine, [70]), alone)
@@ -224,7 +222,6 @@ def test_too_little_memory_is_said_and_packs_nothing(monkeypatch):
 
 
 def wrong(self, x):
-    """Negative control: outputs in another order."""
     return torch.nn.functional.linear(x, self.weight, self.bias).flip(-1)
 
 

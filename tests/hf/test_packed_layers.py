@@ -36,7 +36,6 @@ def layers_of(twin):
 
 
 def unfused(model):
-    """A twin whose layers run as their classes say."""
     twin = PackedTwin(model)
     for layer in layers_of(twin):
         layer.__class__ = type(layer).__mro__[1]

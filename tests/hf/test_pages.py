@@ -3,18 +3,20 @@
 import functools
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 import specdec_hf
 import torch
 from specdec_hf import check_drafter
 from specdec_hf.drafting.registry import DRAFTERS
-from support import encoder_models, hf_models, toy_tokenizers
+from support import cli_models, hf_models
 from support.cli_models import invoke, says, write_folder
-from support.sources import ROOT
 from transformers import dynamic_module_utils
 
 from specdec_kernels import analysis
+
+ROOT = Path(__file__).parents[2]
 
 DOCS = ROOT / "docs"
 TEXT = (DOCS / "papers.md").read_text() if DOCS.is_dir() else ""
@@ -73,16 +75,15 @@ def test_the_names_of_the_pages_exist():
 
 
 def blocks(page):
-    """The examples that a page prints."""
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
 
 
 @pytest.fixture
 def few_tokens():
     """Calls that say nothing about lengths make few tokens, and two drafters to choose from."""
-    model = hf_models.build("llama", vocab_size=toy_tokenizers.END + 1)
+    model = hf_models.build("llama", vocab_size=cli_models.END + 1)
     model.generation_config.max_new_tokens = 6
-    inputs = hf_models.prompts((9,), vocab_size=toy_tokenizers.END + 1)
+    inputs = hf_models.prompts((9,), vocab_size=cli_models.END + 1)
     return {"model": model, "inputs": inputs, "small": hf_models.with_noise(model, 0.05)}
 
 
@@ -128,12 +129,12 @@ def test_the_printed_calls_of_the_page_of_the_loop_run(few_tokens, capsys):
         exec(block, names)
     assert names["out"].sequences_scores is not None  # of the beams
     assert "cache" in capsys.readouterr().out
-    t5, whisper = encoder_models.tiny("t5"), encoder_models.tiny("whisper")
+    t5, whisper = hf_models.tiny("t5"), hf_models.tiny("whisper")
     names = {
-        "t5": t5, "t5_large": t5, "t5_small": encoder_models.perturbed("t5"),
-        "inputs": encoder_models.texts((9,)),
-        "whisper": whisper, "distil_whisper": encoder_models.perturbed("whisper"),
-        "features": encoder_models.sounds(1)["input_features"],
+        "t5": t5, "t5_large": t5, "t5_small": hf_models.perturbed("t5"),
+        "inputs": hf_models.texts((9,)),
+        "whisper": whisper, "distil_whisper": hf_models.perturbed("whisper"),
+        "features": hf_models.sounds(1)["input_features"],
         "generate": functools.partial(specdec_hf.generate, max_new_tokens=6),
     }  # fmt: skip
     exec(encoders, names)
@@ -174,7 +175,7 @@ def test_the_printed_drafters_run(tmp_path):
 
 def test_the_printed_calls_by_transformers_run(elsewhere, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)  # where the page's paths begin
-    model, tokenizer = hf_models.build("llama", vocab_size=258), toy_tokenizers.tokenizer()
+    model, tokenizer = hf_models.build("llama", vocab_size=258), cli_models.tokenizer()
     names = {"model": model, "tokenizer": tokenizer, "folder": elsewhere / "model"}
     texts = []
     for block in blocks("transformers.md"):

@@ -15,15 +15,7 @@ from specdec_hf.lab.tune import candidates as tuned
 from specdec_hf.lab.tune import search
 from specdec_hf.options import Options, read_profile
 from support import hf_models
-from support.cli_models import (  # noqa: F401
-    answered,
-    folder,
-    home,
-    invoke,
-    one_line_error,
-    says,
-    succeed,
-)
+from support.cli_models import answered, folder, home, invoke, one_line_error, says, succeed  # noqa: F401
 from transformers import GenerationConfig
 
 LOOKUP = {"drafter": "prompt_lookup", "num_assistant_tokens": 3}
@@ -32,8 +24,6 @@ ASKED = ("generate", "--prompt", "a", "--profile")
 
 @pytest.fixture
 def write(model, tmp_path):
-    """Writes a profile of the model with some options; returns the path."""
-
     def save(**options):
         hf_models.profile_of(model, options or LOOKUP).save(tmp_path / "profile.json")
         return tmp_path / "profile.json"
@@ -47,8 +37,6 @@ def run(model, **kwargs):
 
 
 def changed(**changes):
-    """Replaces values by their path of keys."""
-
     def change(content):
         for path, value in changes.items():
             *above, last = path.split("__")
@@ -127,7 +115,7 @@ def test_a_profile_of_another_model_is_refused_by_name(model, write):
         "whose vocab_size is 11; this model's is 13": hf_models.build("llama", vocab_size=13),
         "num_hidden_layers is 2; this model's is 3": hf_models.build("llama", 0, 11, layers=3),
         "whose weights have digest ": hf_models.build("llama", 1, vocab_size=11),
-    }  # fmt: skip
+    }
     for message, other in others.items():
         with pytest.raises(ValueError, match=message) as error:
             run(other, profile=path)
@@ -224,7 +212,6 @@ def test_half_of_the_trials_answer_again_while_more_are_left_than_are_asked_for(
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(("batches", "ended"), [(4, "out of time"), (5, ""), (6, "")])
 def test_a_search_is_whole_once_its_finalists_have_answered_five_prompts(batches, ended):
-    """All answer twice as fast with drafts, until time is over."""
     with_drafts, without = (
         Answer(["p"], "", [[1, 2]], took, [took], 2, took, identical=True, rounds=1)
         for took in (1.0, 2.0)
@@ -247,7 +234,6 @@ def test_a_search_is_whole_once_its_finalists_have_answered_five_prompts(batches
 
 @pytest.mark.parametrize(("seconds", "minimum", "answers"), [(5, 1, 2), (6, 1, 3), (1, 4, 4)])
 def test_prompts_are_answered_while_there_is_time_for_another(seconds, minimum, answers):
-    """An answer takes two seconds."""
     now = [0]
     search.repeat([], lambda trials: now.append(now[-1] + 2), seconds, minimum, lambda: now[-1])
     assert len(now) - 1 == answers

@@ -98,7 +98,6 @@ async def read(sequence):
 
 
 def queued(model=MODEL, batch_size=3, chunk=4, requests=None, **options):
-    """The texts of all requests, and why each ended."""
     if requests is None:
         requests = list(zip(PROMPTS, ASKED, strict=True))
 
@@ -123,7 +122,6 @@ def configure(monkeypatch, fields):
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_field_of_the_generation_config_means_what_it_means_alone(name, monkeypatch):
-    """Processors and lengths were made of the padded batch."""
     unlike = plain()
     configure(monkeypatch, fields_for(name))
     ways = list(WAYS)
@@ -159,7 +157,6 @@ def test_every_field_that_generate_honours_is_proved_here_or_refused():
 def test_a_generation_config_that_cannot_be_served_is_refused_before_a_request(
     fields, message, monkeypatch
 ):
-    """Each of them was an error of every request, or another text, or an unknown reason."""
     configure(monkeypatch, fields)
     with pytest.raises((ValueError, TypeError), match=message):
         BatchQueue(MODEL, SpeculativeDecoder(None, rule="match")).warm_up()
@@ -217,11 +214,9 @@ def test_a_sequence_whose_logits_are_not_finite_ends_alone(way, compiles):
 def stream(requests, size, way, model=WIDE):
     """The text of each request of a stream with a source, and the error that ended it."""
     waiting = [
-        {
-            "input_ids": torch.tensor([prompt]), "do_sample": True, **NEUTRAL, **asked, **own,
-        }
+        {"input_ids": torch.tensor([prompt]), "do_sample": True, **NEUTRAL, **asked, **own}
         for prompt, asked, own in requests
-    ]  # fmt: skip
+    ]
     first = waiting.pop(0)
 
     def source(running):
@@ -258,7 +253,6 @@ def masks_all(input_ids, scores):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_one_sequence_raises_ends_it_alone(way):
-    """A processor, also of its first token, a criterion, and a mask of all tokens."""
     texts, place, _ = wide()
     own = [
         {"logits_processor": [fails_behind(texts[0][0][1:3])]},
@@ -301,8 +295,6 @@ def test_a_processor_that_raises_behind_a_rejected_draft_ends_nothing(way):
 
 
 class CannotBegin(PromptLookupDrafter):
-    """Has no memory for one of the sequences."""
-
     joins = True
 
     def start(self, context):

@@ -57,7 +57,6 @@ def test_match_equals_plain_sampling(smollm):
 
 
 def test_demo_answers_a_shipped_prompt_on_packed_weights(tmp_path):
-    """And shows the drafts of one answer, none of which its text has."""
     report, result = reported(tmp_path, "demo", "--limit", 1, "--max-new-tokens", 8)
     assert says(result, "greedy outputs identical yes")
     stats = report["prompts"][0]["turns"][0]["stats"]

@@ -5,10 +5,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from hf.drafter_server import serve, served_here
-from proofs import SIGNIFICANCE
 from specdec_hf import ModelDrafter, RemoteDrafter, TrieTree, generate
 from support import hf_models
-from support.drafter_proof import assert_greedy_identical, joint_p_value
+from support.drafter_proof import SIGNIFICANCE, assert_greedy_identical, joint_p_value
 
 
 @pytest.fixture
@@ -53,7 +52,6 @@ def test_a_drafter_of_another_rank_loses_nothing(server):
 
 
 def test_a_served_drafter_drafts_as_it_does_here(monkeypatch):
-    """In one process, of two calls, of which the second has another target."""
     near = hf_models.perturbed("llama")
     served = served_here(ModelDrafter(near), monkeypatch)
     for seed in (0, 0, 1):

@@ -6,7 +6,7 @@ A field that is refused is named in one line, in the form of OpenAI's API.
 from typing import Any, get_args, get_origin
 
 import pytest
-from support import toy_tokenizers
+from support import cli_models
 from support.text_server import EXTRA, NAME, alone, serving
 
 pytest.importorskip("fastapi", reason=EXTRA)
@@ -42,7 +42,6 @@ def good(path, **fields):
 
 
 def text_of(client, path, asked):
-    """The text of the only choice."""
     answer = client.post(path, json=asked)
     assert answer.status_code == 200, (asked, answer.text)
     if path == GENERATE:
@@ -52,7 +51,6 @@ def text_of(client, path, asked):
 
 
 def refused(answer, status=400):
-    """The error of an answer."""
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -172,7 +170,6 @@ REFUSED = [  # path, body, the field, what the one line says
 
 
 def test_a_wrong_request_is_refused_by_name_in_one_line(client):
-    """Also what JSON cannot repeat, such as a lone surrogate or a number without an end."""
     for path, raw, param, says in REFUSED:
         error = refused(client.post(path, content=raw, headers=JSON))
         assert (error["param"], error["type"]) == (param, "invalid_request_error"), raw
@@ -195,12 +192,12 @@ def test_what_is_not_there_is_refused_in_the_same_form(client):
     assert "a body must be at most 1048576 bytes" in error["message"]
 
 
-KNOWS_TOOLS = toy_tokenizers.TEMPLATE + "{# knows the role 'tool' #}"
-NAMES = toy_tokenizers.TEMPLATE.replace("{{ m.role }}", "{{ m.role }} {{ m.name | default('?') }}")
+KNOWS_TOOLS = cli_models.TEMPLATE + "{# knows the role 'tool' #}"
+NAMES = cli_models.TEMPLATE.replace("{{ m.role }}", "{{ m.role }} {{ m.name | default('?') }}")
 ANSWERED = {"refusal": None, "tool_calls": [], "annotations": [], "name": "a"}
 TURNS = [  # template, message, what the template makes of it
-    (toy_tokenizers.TEMPLATE, chat("developer"), "system"),
-    (toy_tokenizers.TEMPLATE, chat("assistant", **ANSWERED), "assistant"),
+    (cli_models.TEMPLATE, chat("developer"), "system"),
+    (cli_models.TEMPLATE, chat("assistant", **ANSWERED), "assistant"),
     (KNOWS_TOOLS, chat("tool", tool_call_id="a"), "tool"),
     (NAMES, chat("user", name="Ada"), "user Ada"),
     (NAMES, chat("user", name=None), "user ?"),
@@ -209,7 +206,7 @@ TURNS = [  # template, message, what the template makes of it
 
 def test_a_template_reads_the_role_and_the_name_of_who_speaks():
     for template in dict.fromkeys(template for template, *_ in TURNS):
-        with serving(tokenizer=toy_tokenizers.tokenizer(template)) as (client, _):
+        with serving(tokenizer=cli_models.tokenizer(template)) as (client, _):
             for _, asked, named in (turn for turn in TURNS if turn[0] == template):
                 prompt = f"<{named}>the cat</s><assistant>"
                 expected = alone(prompt, max_new_tokens=5, seed=5)[0]
@@ -217,6 +214,6 @@ def test_a_template_reads_the_role_and_the_name_of_who_speaks():
 
 
 def test_what_a_template_raises_is_one_line():
-    with serving(tokenizer=toy_tokenizers.tokenizer("{{ raise_exception('a\nb') }}")) as (made, _):
+    with serving(tokenizer=cli_models.tokenizer("{{ raise_exception('a\nb') }}")) as (made, _):
         error = refused(made.post(CHAT, json=good(CHAT)))
         assert error["message"] == "messages cannot be encoded: a b"

@@ -8,7 +8,7 @@ import functools
 
 import pytest
 import torch
-from support import drafter_cases, hf_models
+from support import drafter_proof, hf_models
 from transformers import Phi3Config, Phi3ForCausalLM
 
 BOUND, CONTEXT = 24, 48
@@ -80,13 +80,12 @@ ANY = ("early_exit", "pass_head", "token_recycling", "lookahead")
     ],
 )
 def test_drafters_of_every_shape_do(kind, name, tmp_path):
-    out = decode(kind, (9,), **drafter_cases.make(name, model_of(kind), tmp_path))
+    out = decode(kind, (9,), **drafter_proof.make(name, model_of(kind), tmp_path))
     assert out.sequences.tolist() == own_text(kind, (9,))
     assert out.stats.drafted > 0
 
 
 def test_a_text_beyond_the_context_leaves_nothing_in_later_calls():
-    """The model's rotary embedding keeps its length; a packed twin would not see that."""
     model, inputs = model_of("dynamic"), hf_models.prompts((9,), vocab_size=11)
     expected = own_text("dynamic", (9,))
     for drafter in (None, "prompt_lookup", "layers:1"):

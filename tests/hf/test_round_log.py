@@ -121,7 +121,6 @@ def decoder_of(drafter, rule="token", trace=None, seed=3, tree=None):
 
 
 def traced(drafter, rule="token", trace=True, seed=3, tree=None, **settings):
-    """The rounds and the tokens of one sampled text."""
     rounds = []
     decoder = decoder_of(drafter, rule, rounds.append if trace else None, seed, tree)
     inputs = hf_models.prompts((9,))

@@ -1,7 +1,6 @@
 """Schedules in the loop: same text, same distribution, what they record, and what is refused."""
 
 import numpy as np
-import proofs
 import pytest
 import torch
 from proofs.toy_chain import ToyChain, assert_target_distribution, assert_wrong_distribution
@@ -18,7 +17,6 @@ CHANGED = {"confidence": "confidence:threshold=0.2", "egag": "egag:gamma_max=8,b
 
 
 def call(schedule, lengths=(9,), **kwargs):
-    """Draft with a model that often agrees with the target."""
     return hf_models.decode(
         hf_models.tiny("llama"), lengths,
         num_assistant_tokens_schedule=CHANGED.get(schedule, schedule),
@@ -176,8 +174,6 @@ def test_the_threshold_of_transformers_is_honoured():
 
 
 class Alternates(Schedule):
-    """A schedule of the user's own."""
-
     def lengths(self, most):
         self.number = 3 - getattr(self, "number", 1)
         return np.minimum(most, self.number)
@@ -262,7 +258,7 @@ def realized(toy, name, **kwargs):
         ended = torch.arange(GAMMA) >= lengths[:, None]
         return verify(drafts.masked_fill(ended, -1), uniforms)
 
-    return proofs.enumerate_distribution(run, toy.draft_probs, toy.target_probs)
+    return toy.realized_by(run)
 
 
 @pytest.mark.covering(test=1)
@@ -270,7 +266,6 @@ def realized(toy, name, **kwargs):
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", ENDING)
 def test_ending_a_draft_keeps_the_targets_distribution(name, rule, confidence):
-    """Also where a confidence ends it, which depends on what was drawn."""
     toy = ToyChain(V, GAMMA, rule=rule, seed=3)
     assert_target_distribution(realized(toy, name, confidence=confidence), toy)
 

@@ -261,7 +261,6 @@ def test_wrong_parameters_are_refused_by_name(given):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_parameter_is_a_number_within_its_range(name):
-    """The parameters are those of the schedule's own signature."""
     for parameter, one in inspect.signature(type(make_schedule(name))).parameters.items():
         if not {"int", "float"} & set(str(one.annotation).split(" | ")):
             continue

@@ -19,7 +19,6 @@ SAMPLED = {"do_sample": True, "temperature": 0.9, "return_dict_in_generate": Tru
 
 
 def equal_prompts(count):
-    """``count`` times the same prompt."""
     return {key: value.repeat(count, 1) for key, value in hf_models.prompts((9,)).items()}
 
 
@@ -28,7 +27,6 @@ def texts(out):
 
 
 def entry(name, model, inputs, seed=None, **kwargs):
-    """One call through ``generate``, through ``model.generate``, or streamed."""
     ours = {"drafter": None}
     ours |= {key: kwargs.pop(key) for key in ("drafter", "rule") if key in kwargs}
     kwargs = {"max_new_tokens": NEW, **SAMPLED, **kwargs}
@@ -72,30 +70,6 @@ def test_a_sampled_call_takes_one_draw_from_torch_and_a_greedy_one_none():
         for _ in range(draws):
             torch.empty(3, dtype=torch.int64).random_(-(2**63), None)
         assert torch.equal(torch.get_rng_state(), after)
-
-
-@pytest.mark.slow
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
-@pytest.mark.parametrize("rule", ["auto", "token"])
-def test_recorded_seeds_repeat_a_sequence_alone_and_in_another_batch(drafter, rule):
-    """The guard has its default, and rule auto is token for prompt lookup and block for a model."""
-    model, lengths = hf_models.tiny("llama"), (9, 4, 12)
-    inputs = hf_models.prompts(lengths)
-    kwargs = {
-        **SAMPLED, "drafter": hf_models.drafter_for("llama", drafter), "rule": rule,
-        "max_new_tokens": NEW,
-    }  # fmt: skip
-    out = generate(model, **inputs, **kwargs)
-    seeds = out.stats.seeds
-    assert texts(generate(model, **inputs, **kwargs, seed=seeds)) == texts(out)
-    for b in (0, 1):
-        alone = {key: value[b : b + 1, -lengths[b] :] for key, value in inputs.items()}
-        assert texts(generate(model, **alone, **kwargs, seed=seeds[b])) == texts(out)[b : b + 1]
-    order = [2, 0, 2, 1]
-    other = {key: value[order] for key, value in inputs.items()}
-    got = generate(model, **other, **kwargs, seed=[seeds[b] for b in order])
-    assert texts(got) == [texts(out)[b] for b in order]
 
 
 def test_an_integer_seed_gives_each_sequence_its_own():

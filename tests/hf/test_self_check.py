@@ -137,7 +137,6 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_self_check_finds_a_planted_fault(fault, monkeypatch, forgetful):
-    """Negative controls: each of these faults of a cache must be found."""
     owner, name, made_wrong = FAULTS[fault]
     monkeypatch.setattr(owner, name, made_wrong(getattr(owner, name)))
     model = hf_models.tiny("llama" if fault == "no mask" else "gemma2")

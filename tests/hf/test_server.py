@@ -1,10 +1,35 @@
-"""Clients that leave, texts that fail, limits and the end of a server, over the loopback."""
+"""The server over the loopback, and the command `serve`: who may ask and leave, faults, the log."""
 
+import inspect
 import json
+import os
+import re
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from support.text_server import SECONDS, alone, httpx, serving, until
+from specdec_hf.cli.interrupt import State
+from specdec_hf.cli.serve import _listening, serve
+from support.cli_models import folder, invoke, one_line_error, succeed, write_encoder_decoder  # noqa: F401
+from support.text_server import (
+    NAME,
+    SECONDS,
+    BatchQueue,
+    Server,
+    alone,
+    httpx,
+    make_app,
+    serving,
+    until,
+)
+
+ROOT = Path(__file__).parents[2]
+
+ROOT = Path(__file__).parents[2]
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.server
 
@@ -13,18 +38,15 @@ GENERATE, COMPLETE, CHAT = "/generate", "/v1/completions", "/v1/chat/completions
 
 @pytest.fixture
 def server():
-    """A client, and the queue of the server that it is connected to."""
     with serving() as made:
         yield made
 
 
 def body(text, **parameters):
-    """A request for a sampled text, and for what is known of it."""
     return {"inputs": text, "parameters": {"do_sample": True, "details": True, **parameters}}
 
 
 def stream(client, asked):
-    """The events of a streamed answer."""
     with client.stream("POST", "/generate_stream", json=asked) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         return [json.loads(line[5:]) for line in answer.iter_lines() if line.startswith("data:")]
@@ -142,3 +164,222 @@ def test_a_failing_batch_fails_its_requests_and_the_server_goes_on(server):
             assert json.loads(line.removeprefix("data: "))["error"]["message"] == says
     queue.decoder.fails = False
     assert stream(client, body("abc", max_new_tokens=3))[-1]["generated_text"]
+
+
+PATHS = ("/health", "/v1/models", "/nowhere", "/docs")
+LOCAL = ["127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:80", "[0:0:0:0:0:0:0:1]"]
+FOREIGN = [
+    "evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example",
+    "[::1]evil.example", "127.0.0.1@evil.example", "192.0.2.1", "[2001:db8::1]", "0.0.0.0", "",
+    "localhost:80:80", "a" * 5000,
+]  # fmt: skip
+
+
+def statuses(client, hosts, path="/health"):
+    return {host: client.get(path, headers={"Host": host}).status_code for host in hosts}
+
+
+def test_requests_for_other_hosts_are_refused():
+    """The name of another site that leads here, as a page within a browser may ask for."""
+    with serving() as (client, queue):
+        assert statuses(client, LOCAL) == dict.fromkeys(LOCAL, 200)
+        for path in PATHS:
+            assert statuses(client, FOREIGN, path) == dict.fromkeys(FOREIGN, 400)
+        headers = {"Host": "evil.example"}
+        answer = client.post("/generate", content=b"{", headers=headers)
+        line = "the header Host must name the server, and --allowed-host adds names"
+        assert answer.json()["error"]["message"] == f"{line}, got 'evil.example'"
+        assert not queue.submitted
+        answer = client.options("/v1/models", headers={"Origin": "http://evil.example"})
+        assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "taken", "refused"),
+    [
+        (["Mine.example", "192.0.2.1"], ["mine.example:8000", "192.0.2.1"], ["a.mine.example"]),
+        (["0.0.0.0"], ["192.0.2.1:8000", "[2001:db8::1]", "0.0.0.0"], ["mine.example"]),
+        (["0.0.0.0"], [], ["localhost"]),
+        (["::"], ["192.0.2.1", "[fe80::1]:80"], ["mine.example"]),
+        (["[::2]:80", "a.example:1"], ["a.example", "a.example.:80", "[::2]"], ["", "[]"]),
+        (["*"], ["mine.example", "192.0.2.1", "a b"], []),
+    ],
+)
+def test_hosts_may_be_added(allowed, taken, refused):
+    with serving(access={"allowed_hosts": allowed}) as (client, _):
+        assert statuses(client, taken) == dict.fromkeys(taken, 200)
+        assert statuses(client, refused) == dict.fromkeys(refused, 400)
+
+
+KEY = "clé à"  # whose last byte is a blank in other encodings
+
+
+def test_a_key_is_wanted_where_there_is_one():
+    with pytest.raises(ValueError, match="api_key must have at least one character, got ''"):
+        make_app(BatchQueue(None, None), None, api_key="")
+    with serving(access={"api_key": KEY}) as (client, queue):
+        assert client.get("/health").status_code == client.head("/health").status_code == 200
+        wrong = [None, "", KEY, "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer é"]
+        for given in wrong:
+            headers = {} if given is None else {"Authorization": given.encode()}
+            for path in ("/v1/models", f"/v1/models/{NAME}", "/health/", "/docs", "/nowhere"):
+                answer = client.get(path, headers=headers)
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+                assert KEY not in answer.text
+            for path in ("/", "/generate", "/generate_stream", "/v1/completions"):
+                assert client.post(path, content=b"{", headers=headers).status_code == 401
+        for given in (f"Bearer {KEY}", f"bearer {KEY}", f"Bearer  {KEY}"):
+            headers = {"Authorization": given.encode()}
+            assert client.get("/v1/models", headers=headers).status_code == 200
+        assert not queue.submitted
+
+
+def test_the_command_tells_the_server_whom_to_take(folder, monkeypatch):  # noqa: F811
+    answers, started = [], Server.startup
+
+    async def startup(self, sockets=None):
+        await started(self, sockets)
+        address = "http://{}:{}".format(*sockets[0].getsockname()[:2])
+        async with httpx.AsyncClient(base_url=address, timeout=SECONDS) as client:
+            for host in ("mine.example", "localhost", "127.0.0.1", "127.0.0.2", "evil.example"):
+                for key in ("secret", "other"):
+                    headers = {"Host": host, "Authorization": f"Bearer {key}"}
+                    answers.append((await client.get("/v1/models", headers=headers)).status_code)
+        self.should_exit = True
+
+    monkeypatch.setattr(Server, "startup", startup)
+    start = ("serve", "--model", folder, "--drafter", "none", "--port", 0, "--host", "127.0.0.2")
+    start += ("--allowed-host", "mine.example")
+    found = [200, 401] * 4 + [400] * 2
+    succeed(*start, "--api-key", "secret")
+    assert answers == found
+    monkeypatch.setenv("SPECDEC_API_KEY", "secret")
+    answers.clear()
+    assert "secret" not in succeed(*start).output
+    assert answers == found
+    for wrong in ("", "two words", "schlüssel"):
+        line = one_line_error("serve", "--model", folder, "--api-key", wrong)
+        rule = "must be of printable ASCII characters without blanks, at least one"
+        assert line == f"error: --api-key {rule}"
+
+
+def test_the_defaults_are_those_of_the_page():
+    page = (ROOT / "docs" / "server.md").read_text()
+    stated = dict(re.findall(r"^\| `--([\w-]+)` \| (\d+) \|", page, re.M))
+    assert len(stated) == 4
+    parameters = inspect.signature(serve).parameters
+    assert {name: str(parameters[name.replace("-", "_")].default) for name in stated} == stated
+
+
+def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # noqa: F811
+    started, answers, warmed = Server.startup, [], BatchQueue.warm_up
+
+    def warm_up(queue):
+        assert threading.current_thread() is threading.main_thread()  # which Ctrl-C interrupts
+        warmed(queue)
+        answers.append("warm")
+
+    async def startup(self, sockets=None):
+        await started(self, sockets)
+        host, port = sockets[0].getsockname()
+        answers.append(self.service.queue.prefill_chunk_size)
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}/v1", timeout=30) as client:
+            answers.append((await client.get("/models")).json())
+            for asked in ({"max_tokens": 3}, {"max_tokens": 4}, {"n": 3}):
+                answer = await client.post("/completions", json={"prompt": "a", **asked})
+                answers.append((answer.status_code, answer.json()))
+        self.should_exit = True
+
+    monkeypatch.setattr(Server, "startup", startup)
+    monkeypatch.setattr(BatchQueue, "warm_up", warm_up)
+    done = invoke(
+        "serve", "--model", folder, "--drafter", "prompt_lookup", "--batch-size", 1, "--port", 0,
+        "--max-waiting", 1, "--max-tokens", 3, "--dtype", "bfloat16", "--prefill-chunk-size", 9,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    warm, chunk, models, whole, long, many = answers
+    assert (warm, chunk) == ("warm", 9)
+    assert [one["id"] for one in models["data"]] == [folder.name]
+    assert whole[0] == 200
+    assert whole[1]["usage"]["completion_tokens"] == 3
+    assert (long[0], many[0]) == (400, 400)
+    assert "max_tokens must be at most 3, got 4" in long[1]["error"]["message"]
+    assert "n must make at most 2 texts" in many[1]["error"]["message"]
+    assert done.output.startswith(f"{folder.name}, bfloat16, cpu: http://127.0.0.1:")
+
+
+def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(sys.modules, "specdec_hf.cli.load", None)
+    (taken,) = _listening("127.0.0.1", 0)  # by a server that loads its model, too
+    with taken:
+        port = taken.getsockname()[1]
+        line = one_line_error("serve", "--model", folder, "--port", port, code=1)
+    assert line == f"error: --port {port} of --host 127.0.0.1: {os.strerror(98)}"
+
+
+def test_an_interruption_has_the_exit_code_of_all_commands(folder, monkeypatch):  # noqa: F811
+    def interrupted(*_, **__):
+        monkeypatch.setattr(State, "seen", True)  # as the handler of the command line does
+        raise KeyboardInterrupt
+
+    for owner, name in ((BatchQueue, "warm_up"), (Server, "run")):
+        monkeypatch.setattr(owner, name, interrupted)
+        done = invoke("serve", "--model", folder, "--drafter", "none", "--port", 0)
+        assert done.exit_code == 130, done.output
+        assert "http://" not in done.output
+        monkeypatch.undo()
+
+
+def test_an_encoder_decoder_and_a_missing_package_get_one_line(folder, tmp_path, monkeypatch):  # noqa: F811
+    encoder = write_encoder_decoder(tmp_path / "t5")
+    line = one_line_error("serve", "--model", encoder, "--port", 0)
+    assert line == "error: --model: serve takes causal language models, got an encoder-decoder"
+    for name in ("uvicorn", "fastapi"):
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, name, None)
+            line = one_line_error("serve", "--model", folder, "--port", 0, code=1)
+        assert line.startswith("error: serve needs packages of specdec-kernels[server]: ")
+        assert name in line
+
+
+OUR_KEY, SECRET = "Mine-1~", "do not tell"
+AUTHORIZED = {"Authorization": f"Bearer {OUR_KEY}"}
+LINE = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d 127\.0\.0\.1:\d+ (.*?) \d+ ms(.*)"
+
+
+def test_each_request_has_a_line_without_keys_and_prompts(capsys):
+    asked = {"prompt": SECRET, "max_tokens": 3}
+    with serving(access={"api_key": OUR_KEY}, log_level="debug") as (client, queue):
+        client.get("/health")
+        client.head("/v1/models", headers=AUTHORIZED)
+        for more in ({"n": 2}, {"stream": True}, {"n": -1}):
+            client.post("/v1/completions", json={**asked, **more}, headers=AUTHORIZED)
+        client.post("/v1/completions", json=asked, headers={"Authorization": "Bearer Mine-2~"})
+        client.get("/health", headers={"Host": SECRET})
+        client.get(f"/a%0Ab?key={OUR_KEY}", headers=AUTHORIZED)
+        queue.decoder.fails = True
+        body = {"inputs": SECRET, "parameters": {"max_new_tokens": 200}}
+        client.post("/generate", json=body, headers=AUTHORIZED)
+        queue.decoder.fails, queue.decoder.seconds = False, 0.05
+        with client.stream("POST", "/generate_stream", json=body, headers=AUTHORIZED) as answer:
+            next(answer.iter_lines())
+    logged = capsys.readouterr().err
+    found = [re.fullmatch(LINE, line) for line in logged.splitlines() if " ms" in line]
+    assert all(found), logged
+    lines = [(one[1], one[2]) for one in found]
+    assert lines[:9] == [
+        ("GET /health 200", ""),
+        ("HEAD /v1/models 200", ""),
+        ("POST /v1/completions 200", " 6 tokens"),
+        ("POST /v1/completions 200", " 3 tokens"),
+        ("POST /v1/completions 400", ""),
+        ("POST /v1/completions 401", ""),
+        ("GET /health 400", ""),
+        ("GET /a%0Ab 404", ""),
+        ("POST /generate 500", " 0 tokens"),
+    ]
+    ((request, rest),) = lines[9:]
+    assert request == "POST /generate_stream 200"
+    assert re.fullmatch(r" \d+ tokens, the client left", rest)
+    assert not any(secret in logged for secret in (OUR_KEY, SECRET, "Mine-2~", "planted"))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from specdec_hf import generate
 from specdec_hf.request.sampling import sequence_seeds
-from support import hf_models, toy_tokenizers
+from support import cli_models, hf_models
 from support.text_server import SECONDS, serving
 
 pytestmark = pytest.mark.server
@@ -25,8 +25,8 @@ MODEL = hf_models.build("llama", vocab_size=VOCAB)
 ENDS = [0, 30, 121, 72]  # so that some texts end inside of drafts
 # Derived from the length and the tokens of each prompt.
 MODEL.generation_config.update(eos_token_id=ENDS, min_length=14, encoder_repetition_penalty=3.0)
-TOKENIZER = toy_tokenizers.small_pieces(VOCAB)
-TOKENIZER.chat_template = toy_tokenizers.TEMPLATE
+TOKENIZER = cli_models.small_pieces(VOCAB)
+TOKENIZER.chat_template = cli_models.TEMPLATE
 NEW = 40
 # The oracle drafts with the noise of the target, so that all of its drafts are accepted.
 DRAFTERS = {
@@ -108,7 +108,6 @@ def joined(parts):
 
 
 def leave(client, path, asked):
-    """Read the first event of a stream, and go."""
     with client.stream("POST", path, json=asked | {"stream": True}) as events:
         next(events.iter_lines())
 
@@ -124,7 +123,6 @@ def rounded(value):
 
 @functools.cache
 def alone():
-    """The answers without drafts, one after the other."""
     with serving(1, None, TOKENIZER, model=MODEL) as (client, _):
         return [rounded(answer(client, *one, streams=False)) for one in requests()]
 

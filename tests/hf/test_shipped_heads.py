@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from specdec_hf.heads import shipped
 from specdec_hf.heads.auto import BENEFIT_OF_HEAD, AutoDrafter
 from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.shipped import Sample, agreement_of
-from support import heads, hf_models
-from support.sources import ROOT
+from support import hf_models
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -24,10 +26,9 @@ def target():
 
 @pytest.fixture
 def head(target, tmp_path, monkeypatch):
-    """The folder of a head that is shipped for the target."""
     monkeypatch.setattr(shipped, "SHIPPED", tmp_path / "shipped")
     folder = tmp_path / "shipped" / "tiny"
-    save_head(heads.head_for(target, noise=0.1), folder, torch.float32)
+    save_head(hf_models.head_for(target, noise=0.1), folder, torch.float32)
     shipped.record_target(folder, target)
     return folder
 
@@ -59,7 +60,7 @@ def test_a_head_beside_the_target_comes_first(target, head, tmp_path):
     target.config._name_or_path = str(tmp_path)
     beside = tmp_path / shipped.HEAD_FOLDER
     assert shipped.find_head(target).folder == head
-    save_head(heads.head_for(target), beside)
+    save_head(hf_models.head_for(target), beside)
     assert shipped.find_head(target).folder == beside
 
 
@@ -79,7 +80,7 @@ TEXT = Sample([6, 10, 5, 6, 9, *[5] * 11, 7, *[5] * 11, 8, *[5] * 4, 8, 5, 8, 8,
 @pytest.fixture
 def trained_head(target, head):
     """It is shipped after a few steps on a text, which is beside it."""
-    made = heads.learnt(target, TEXT.tokens, steps=1, rate=0.01)
+    made = hf_models.learnt(target, TEXT.tokens, steps=1, rate=0.01)
     save_head(made, head, torch.float32)
     config = json.loads((head / "config.json").read_text()) | {shipped.TARGET_NAME: "tiny (Q4_1)"}
     (head / "config.json").write_text(json.dumps(config))

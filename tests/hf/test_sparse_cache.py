@@ -5,17 +5,11 @@ from functools import cache, partial
 
 import pytest
 import torch
-from specdec_hf import (
-    HorizontalCascade,
-    SparseCacheDrafter,
-    TrieTree,
-    VerticalCascade,
-)
+from specdec_hf import HorizontalCascade, SparseCacheDrafter, TrieTree, VerticalCascade
 from specdec_hf.drafters import sparse_cache
 from specdec_hf.runner.sparse_runner import SparseRunner
 from support import hf_models
-from support.drafter_proof import assert_greedy_identical
-from support.histories import context_of
+from support.drafter_proof import assert_greedy_identical, context_of
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

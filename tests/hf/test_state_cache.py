@@ -96,7 +96,6 @@ def test_logits_after_any_cuts_are_those_of_the_text(name):
 
 @torch.inference_mode()
 def test_the_state_reads_few_tokens_again():
-    """The prompt has two columns of padding."""
     model, text = build("Qwen3NextForCausalLM"), prompts((20,))["input_ids"]
     padded = np.pad(text[:, :9].numpy(), ((0, 0), (2, 0)))
     runner, sizes = StateRunner(model, prompt=Prompt(padded, padded > 0)), []

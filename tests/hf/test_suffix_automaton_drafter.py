@@ -10,7 +10,7 @@ from specdec_hf import KeptTexts, SpeculativeDecoder, SuffixAutomatonDrafter
 from specdec_hf.drafters.kept_texts import END, kept_with
 from specdec_host import Corpus
 from support import hf_models
-from support.histories import (
+from support.drafter_proof import (
     Context,
     SeveralProposals,
     chains_of,

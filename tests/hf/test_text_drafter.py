@@ -11,12 +11,8 @@ from specdec_hf.drafters.fingerprint import UNKNOWN, fingerprint_of, same_vocabu
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafters.text import Translation, Vocabulary, plain_end
 from specdec_host import Corpus
-from support import hf_models, toy_tokenizers
-from support.cli_models import answered, folder, one_line_error, succeed, write_folder  # noqa: F401
-from support.toy_tokenizers import (
-    END,
-    letters,
-)
+from support import cli_models, hf_models
+from support.cli_models import END, answered, folder, letters, one_line_error, succeed, write_folder  # noqa: F401
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -159,7 +155,6 @@ def test_drafts_continue_the_last_token_and_end_with_a_character():
 
 @cache
 def pair(source, goal):
-    """A target and a draft model, random, for two tokenizers."""
     return (
         hf_models.build("llama", vocab_size=len(TOKENIZERS[source]())),
         hf_models.build("gpt2", vocab_size=len(TOKENIZERS[goal]())),
@@ -248,28 +243,24 @@ def test_a_draft_model_may_be_given_with_two_tokenizers():
         generate(model, **inputs, drafter=small)
 
 
-# Ids of another tokenizer are told apart, where they are stored and where they are drafted.
-
-
 def other_tokenizer():
     """That of `cli_models`, with the ids of all tokens but the special one in reverse."""
-    content = json.loads(toy_tokenizers.tokenizer().backend_tokenizer.to_str())
+    content = json.loads(cli_models.tokenizer().backend_tokenizer.to_str())
     vocabulary = content["model"]["vocab"]
     content["model"]["vocab"] = {token: END - 1 - i for token, i in vocabulary.items()}
     core = Tokenizer.from_str(json.dumps(content))
     made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="</s>")
-    made.chat_template = toy_tokenizers.TEMPLATE
+    made.chat_template = cli_models.TEMPLATE
     return made
 
 
 def answer(folder, drafter, tmp_path):  # noqa: F811
-    """The statistics of one answer."""
     asked = ("--prompt", "one two", "--model", folder, "--drafter", drafter, "--max-new-tokens", 8)
     return answered(tmp_path, *asked)["stats"]
 
 
 def test_tokenizers_are_compared_by_their_ordinary_tokens():
-    ours, longer, renamed = (toy_tokenizers.tokenizer() for _ in range(3))
+    ours, longer, renamed = (cli_models.tokenizer() for _ in range(3))
     longer.add_tokens(["<think>"], special_tokens=True)
     renamed.add_tokens(["more"])
     assert same_vocabulary(ours, ours)
@@ -278,7 +269,7 @@ def test_tokenizers_are_compared_by_their_ordinary_tokens():
     assert not same_vocabulary(ours, other_tokenizer())
     prints = [fingerprint_of(one) for one in (ours, longer, renamed, other_tokenizer())]
     assert len(set(prints)) == 4
-    assert fingerprint_of(toy_tokenizers.tokenizer()) == prints[0]
+    assert fingerprint_of(cli_models.tokenizer()) == prints[0]
 
 
 @pytest.mark.parametrize(
@@ -317,7 +308,7 @@ def stored(kind, path, fingerprint=UNKNOWN):
 @pytest.mark.parametrize("entry", ["generate", "custom_generate"])
 @pytest.mark.parametrize(("way", "kind"), [("alone", "suffix_automaton"), ("merged", "rest")])
 def test_generate_checks_stored_ids_with_the_tokenizer_that_it_is_given(way, kind, entry, tmp_path):
-    model, ours = hf_models.build("llama", vocab_size=END + 1), toy_tokenizers.tokenizer()
+    model, ours = hf_models.build("llama", vocab_size=END + 1), cli_models.tokenizer()
     settings = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
 
     def notes(fingerprint, **given):

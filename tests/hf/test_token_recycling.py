@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from specdec_hf import Candidates, SpeculativeDecoder, TokenRecyclingDrafter, TreeSpec
 from support import hf_models
+from support.drafter_proof import history_of
 from support.hf_models import NEW, run
-from support.histories import history_of
 
 pytestmark = pytest.mark.papers
 

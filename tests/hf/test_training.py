@@ -26,16 +26,12 @@ from specdec_hf.lab.training.losses import mean_loss
 from specdec_hf.lab.training.pipeline import Pipeline, Progress
 from specdec_hf.lab.training.settings import LOSSES, TrainingSettings
 from specdec_hf.lab.training.states import check_output
-from specdec_hf.lab.training.texts import (
-    cut_texts,
-    is_held_out,
-    read_conversations,
-)
+from specdec_hf.lab.training.texts import cut_texts, is_held_out, read_conversations
 from specdec_hf.lab.training.train import Recipe
 from specdec_hf.lab.training.unrolled import acceptance_of, covered_by, loss_of, unroll
 from support import hf_models
-from support.heads import draft_llama, head_for, pass_head, rounds_of, text_batch
-from support.toy_tokenizers import END, tokenizer
+from support.cli_models import END, tokenizer
+from support.hf_models import draft_llama, head_for, pass_head, rounds_of, text_batch
 
 pytestmark = pytest.mark.training
 
@@ -59,8 +55,6 @@ def settings_of(kind):
 
 
 class Interrupting(Progress):
-    """Ends a run in the middle of a stage."""
-
     now = ""
 
     def __init__(self, stage="training", after=10**6):
@@ -112,9 +106,6 @@ def same_weights(one, other):
     return all(torch.equal(x, weights[name]) for name, x in one.state_dict().items())
 
 
-# Every kind.
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -125,7 +116,6 @@ def same_weights(one, other):
     ],
 )
 def test_a_head_learns_texts_by_heart(kind, target, run_of):
-    """The loss falls, acceptance rises, the target stays as it is, and its folder drafts."""
     before = {key: weight.clone() for key, weight in target.state_dict().items()}
     pipeline, _ = run_of(kind)
     losses, shared = pipeline.curves.losses, pipeline.curves.shared
@@ -167,7 +157,6 @@ CUTS = [[0, 9, 4], [3, 6, 3]]
 
 
 def joined_batch(target):
-    """Both texts, and places to draft at."""
     padded = [text + [0] * (len(CUT_TEXTS[0]) - len(text)) for text in CUT_TEXTS]
     parts = [text_batch(target, (), text) for text in padded]
     given = [one.name for one in dataclasses.fields(parts[0]) if one.default is dataclasses.MISSING]
@@ -225,9 +214,6 @@ def test_a_target_of_other_logits_than_its_output_matrix_is_refused(kind, messag
         model.lm_head.bias = torch.nn.Parameter(torch.full((END + 1,), size, dtype=dtype))
     with pytest.raises(ValueError, match=message):
         check_output(model)
-
-
-# A run that was interrupted, that ended, or that begins from another one.
 
 
 @pytest.mark.parametrize(
@@ -340,9 +326,6 @@ def test_a_folder_begun_with_anything_else_is_refused(change, given, message, he
     assert (folder / "work" / "run.json").read_text() == before
 
 
-# Draft models that learn from texts of another run, of their own, or what others miss.
-
-
 @pytest.mark.parametrize(
     "change", [{"loss": "reverse_kl"}, {"loss": "total_variation"}, {"on_policy": 0.3}], ids=str
 )
@@ -378,8 +361,6 @@ def test_two_that_were_boosted_cover_more_than_two_that_were_not(target, model_r
         trained(target, tmp_path / "boosted", **{**given, "earlier": [other.llama]})
 
 
-# What a step reads: texts and places.
-
 CHAT = ChatFormat((1, 2), (3, 4), frozenset({3}))
 
 
@@ -404,7 +385,6 @@ def test_what_is_held_out_has_answers_of_all_kinds():
 
 
 def test_prompts_are_answered_as_generate_answers_them(target):
-    """Every second answer is greedy."""
     prompts = [[5], [7, 9, 11, 6, 30, 31], [8, 8, 8]]
     made = conversations(target, range(3), prompts=prompts, batch_size=2)
     for number in (0, 2):
@@ -445,8 +425,6 @@ def test_training_reads_nothing_beside_what_is_held_out(count):
     else:
         assert held == {token for n in range(19, count, 20) for token in given[n]}
 
-
-# The losses: their values and gradients.
 
 FORMULAS = {  # of P and the logarithm of Q
     "forward_kl": lambda p, log_q: -(p * log_q).sum(dim=-1),

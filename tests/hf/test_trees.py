@@ -4,12 +4,17 @@ from itertools import pairwise
 
 import pytest
 import torch
-from proofs import SIGNIFICANCE
-from specdec_hf import Draft, Drafter, EagleTree, TreeSpec, TrieTree
+from specdec_hf import Draft, Drafter, EagleTree, TreeSpec
 from support import hf_models
-from support.drafter_proof import VOCAB, assert_independent_of_batch, joint_p_value
+from support.drafter_proof import (
+    SIGNIFICANCE,
+    TREE_KINDS,
+    VOCAB,
+    assert_independent_of_batch,
+    joint_p_value,
+    tree_drafters,
+)
 from support.hf_models import NEW, PROCESSED, RAGGED, SAMPLED, run
-from support.hf_trees import KINDS, drafters
 
 
 @pytest.mark.covering(test=1)
@@ -17,14 +22,13 @@ from support.hf_trees import KINDS, drafters
     "kind",
     [
         pytest.param(k, marks=pytest.mark.full if k in {"three models", "trie of models"} else [])
-        for k in KINDS
+        for k in TREE_KINDS
     ],
 )
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gemma2"])
 def test_rules_without_acceptance_uniforms_equal_plain_decoding(name, kind):
-    """Greedy, match and target_only take the target's token whatever the tree is."""
     model, inputs = hf_models.tiny(name), hf_models.prompts(RAGGED)
-    drafter, tree = drafters(name)[kind]
+    drafter, tree = tree_drafters(name)[kind]
     for rule, settings in (
         ("greedy", {"do_sample": False, "max_new_tokens": 12}),
         ("match", {**SAMPLED, "max_new_tokens": 8}),
@@ -36,19 +40,6 @@ def test_rules_without_acceptance_uniforms_equal_plain_decoding(name, kind):
         torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
         if rule == "greedy" and "lookup" not in kind:
             assert got.stats.accepted > 0, "a drafter that is never right proves little"
-
-
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_traversal_of_a_chain_is_rule_block(name, lengths):
-    model, inputs = hf_models.tiny(name), hf_models.prompts(lengths)
-    drafter = hf_models.perturbed(name)
-    block = run(model, inputs, drafter=drafter, gamma=4, rule="block", **SAMPLED)
-    for tree in (TreeSpec.chain(4), TrieTree(depth=4)):
-        got = run(model, inputs, drafter=drafter, tree=tree, rule="traversal", **SAMPLED)
-        assert got.sequences.tolist() == block.sequences.tolist()
-        assert got.stats.accepted == block.stats.accepted > 0
 
 
 SAMPLED_RULES = [
@@ -63,7 +54,7 @@ SAMPLED_RULES = [
 
 @pytest.mark.parametrize(("kind", "rule"), SAMPLED_RULES)
 def test_a_sequence_does_not_depend_on_its_batch(kind, rule):
-    drafter, tree = drafters("llama")[kind]
+    drafter, tree = tree_drafters("llama")[kind]
     stats = assert_independent_of_batch(
         lambda: drafter, hf_models.tiny("llama"), 12, **{**SAMPLED, "rule": rule, "tree": tree}
     )
@@ -136,7 +127,7 @@ def test_rule_auto_follows_drafter_and_layout():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     expected = {"eagle": "target_only", "trie of models": "multi_draft", "lookup": "target_only"}
     for kind in ("branching", "two models", *expected):
-        drafter, tree = drafters("llama")[kind]
+        drafter, tree = tree_drafters("llama")[kind]
         got = run(model, inputs, drafter=drafter, tree=tree, do_sample=True, max_new_tokens=3)
         assert got.stats.rule == expected.get(kind, "multi_draft_wor")
         assert got.stats.tree
@@ -177,7 +168,7 @@ def test_trees_of_greedy_text_hold_the_most_likely_tokens_under_rule_match_too()
 def test_the_context_ends_trees(name, kind):
     """GPT-2 has a table of positions: nodes of the sequence that has ended are beyond it."""
     model = hf_models.build(name, context=32)
-    drafter, tree = drafters(name)[kind]
+    drafter, tree = tree_drafters(name)[kind]
     got = run(model, hf_models.prompts((20, 26)), drafter=drafter, tree=tree, max_new_tokens=50)
     plain = run(model, hf_models.prompts((20, 26)), max_new_tokens=50)
     assert got.sequences.tolist() == plain.sequences.tolist()
@@ -207,7 +198,7 @@ def test_logits_processors_see_the_path_to_each_node(case, kind):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     kwargs = {"max_new_tokens": 12, "pad_token_id": hf_models.PAD, **PROCESSED[case]}
     expected = model.generate(**inputs, do_sample=False, **kwargs)
-    drafter, tree = drafters("llama")[kind]
+    drafter, tree = tree_drafters("llama")[kind]
     got = run(model, inputs, drafter=drafter, tree=tree, **kwargs)
     assert got.sequences.tolist() == expected.tolist()
 

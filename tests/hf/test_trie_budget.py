@@ -1,24 +1,18 @@
 """Nodes of trees: whose drafts get those of a merged one, and how many are worth their time."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Candidates, Draft, Drafter, TrieTree
-from specdec_hf.drafters.merge import ChainSource, agreement
+from specdec_hf import Draft, Drafter, TrieTree
+from specdec_hf.drafters.merge import agreement
 from specdec_hf.drafters.node_budget import NodeBudget
 from specdec_hf.schedules.base import ScheduleContext
 from specdec_hf.schedules.costs import Costs
 from specdec_hf.schedules.optimal import OptimalSchedule
 from support import hf_models
-from support.histories import context_of, history_of
 
 RAGGED = (9, 5, 12)
 NEW = 24
-
-
-ON_HOST = context_of(SimpleNamespace(device=torch.device("cpu")))
 
 
 def test_agreement_counts_the_common_beginning():
@@ -30,8 +24,6 @@ def test_agreement_counts_the_common_beginning():
 
 
 class Known(Drafter):
-    """Drafts a text that it knows, from where the sequence has arrived."""
-
     def __init__(self, texts, shift=0):
         self.texts, self.shift = texts, shift
         self.accepted = 0
@@ -117,8 +109,6 @@ def test_trees_and_chains_become_one_tree(known):
 
 
 class OneNode(Drafter):
-    """Drafts a tree of the right token alone."""
-
     size, depth = 1, 1
 
     def __init__(self, texts):
@@ -147,43 +137,6 @@ def test_a_merged_tree_is_on_the_host_and_without_a_distribution(known):
 
     with pytest.raises(ValueError, match=r"Elsewhere\.propose must return tokens on the host"):
         run(model, drafter=[Elsewhere(texts)], tree=TrieTree())
-
-
-class Listener(KnownTree):
-    """Keeps what it is told."""
-
-    def __init__(self, texts):
-        super().__init__(texts)
-        self.outcomes, self.seen = [], []
-
-    def observe(self, history, candidates):
-        self.seen.append(candidates)
-
-    def commit(self, outcome):
-        self.outcomes.append(outcome)
-
-
-def test_candidates_come_in_the_rows_of_the_drafters_own_tree():
-    listener = Listener([np.arange(10)])
-    listener.candidates = 1
-    source = ChainSource(listener, 1)
-    source.start(ON_HOST, 0)
-    history = history_of(range(5))
-    source.propose(history, np.array([3]))  # 6, and 5, 6, 7 below one another
-    # The merged tree has another drafter's 5, 9 and 8, lacks the leaf 7, and has an absent node.
-    tokens = np.array([[4, 5, 9, 8, 6, 6, -1]])
-    parents = np.array([[-1, 0, 1, 0, 1, 0, 0]])
-    source.observe(history, Candidates(tokens, parents, 10 * np.arange(7)[None, :, None]))
-    (got,) = listener.seen
-    present = got.tokens[0] >= 0
-    assert got.tokens[0, :5].tolist() == [4, 6, 5, 6, -1]
-    assert got.ids[0, :4, 0].tolist() == [0, 50, 10, 40]
-    assert got.parents[0, :4].tolist() == [-1, 0, 0, 2]
-    others = present[5:].nonzero()[0] + 5
-    assert got.tokens[0, others].tolist() == [9, 8]
-    assert got.ids[0, others, 0].tolist() == [20, 30]
-    assert got.parents[0, others].tolist() == [2, 0]
-    assert got.path(0, [5, 9]) == [0, 2, others[0]]
 
 
 def test_drawn_tokens_are_never_left_out_for_their_value():
@@ -242,7 +195,6 @@ def begin(rows=1, padded=None):
 
 
 def rounds(machine, alpha, rows=1, count=12, plain=True):
-    """How many nodes each round takes."""
     schedule, costs = begin(rows)
     if plain:
         costs.observe(0, 0, 0.0, machine(rows))
@@ -271,7 +223,6 @@ def test_the_nodes_that_are_worth_their_time_are_taken(name, alpha, rows):
 
 
 def test_one_size_for_all_machines_would_be_found():
-    """Negative control."""
     for nodes in (1, 4, NODES):
         found = (best(machine, 0.9, 4) for machine in MACHINES.values())
         assert min(speeds[nodes] / speeds[number] for number, speeds in found) < 0.97

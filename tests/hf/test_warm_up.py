@@ -8,8 +8,7 @@ from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.packed import linear as packed_linear
-from support.heads import head_for
-from support.hf_models import build, prompts
+from support.hf_models import build, head_for, prompts
 
 
 @pytest.fixture
@@ -20,7 +19,6 @@ def traced_only(monkeypatch):
 
 
 def compiled_call(model, *lengths, **settings):
-    """A compiled call, and what it packed of a head."""
     before = dict(packed_linear._copies)
     settings = {"max_new_tokens": 8, "guard": False, **settings}
     inputs = prompts(lengths, vocab_size=model.config.vocab_size)
@@ -60,7 +58,6 @@ def test_what_transformers_notes_on_a_model_does_not_count_as_a_change(name, mon
 
 @pytest.mark.build
 def test_the_calls_after_warm_up_make_no_graphs(traced_only):
-    """Four for the target: for one token and for several, of a sequence and of a batch."""
     model = build("llama", layers=1)
     assert warm_up(model)[1].compiled.graphs == 2
     made = [one.compiled for one in warm_up(model, batch_sizes=(1, 3)).values()]

@@ -7,13 +7,13 @@ import pytest
 import torch
 from proofs import assert_all_equal
 from support import hf_models
+from support.drafter_proof import tree_drafters
 from support.hf_models import (
     RAGGED,
     SAMPLED,
     one_thread,  # noqa: F401  # autouse here
     run,
 )
-from support.hf_trees import drafters
 from support.providers import run_case
 from transformers import StoppingCriteriaList
 
@@ -23,8 +23,8 @@ DEFAULTS = pytest.mark.parametrize("default", [torch.float64, "meta"], ids=str)
 OF_LOOP = {
     "prompt lookup": ("prompt_lookup", None),
     "model": (hf_models.perturbed("llama"), None),
-    "eagle": drafters("llama")["eagle"],
-    "trie of all": drafters("llama")["trie of all"],
+    "eagle": tree_drafters("llama")["eagle"],
+    "trie of all": tree_drafters("llama")["trie of all"],
 }
 
 

@@ -169,6 +169,10 @@ class ToyChain:
             self.verifier(name, change), self.draft_probs, self.target_probs, steps=steps, like=like
         )
 
+    def realized_by(self, run, **options):
+        """What a function of drafts and uniforms emits, as `enumerate_distribution` measures it."""
+        return proofs.enumerate_distribution(run, self.draft_probs, self.target_probs, **options)
+
 
 def assert_joint_distribution(realized, want, tolerance=TOLERANCE):
     """The emitted tokens have the joint distribution `want`."""

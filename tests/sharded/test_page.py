@@ -2,14 +2,16 @@
 
 import re
 import runpy
+from pathlib import Path
 
 import pytest
 import torch
 from sharded.on_ranks import run_program
 from support.programs import output_of
-from support.sources import ROOT
 
 from specdec_kernels import sample, verify_chain
+
+ROOT = Path(__file__).parents[2]
 
 PAGE = ROOT / "docs" / "vocabulary-parallel.md"
 

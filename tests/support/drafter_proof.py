@@ -1,7 +1,7 @@
-"""Proofs that a drafter loses nothing: greedy text, and the joint distribution of sampled texts.
+"""What drafters are told, every drafter of the library once, and proofs that one loses nothing.
 
-The target of the sampled texts has four tokens, so that the probabilities of all texts of a few
-tokens can be computed and compared with the texts that were generated.
+The proofs compare greedy text, and the joint distribution of sampled texts: their target has four
+tokens, so that the probabilities of all texts of a few tokens can be computed.
 """
 
 from __future__ import annotations
@@ -9,23 +9,119 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from proofs import chi_square
-from specdec_hf import Draft, DraftContext, History, generate
+from hf.published_heads import dflash, peagle
+from numpy.typing import NDArray
+from proofs import SIGNIFICANCE, chi_square  # noqa: F401  # tests compare p-values with it
+from specdec_hf import (
+    DistilledDrafter,
+    Draft,
+    DraftContext,
+    Drafter,
+    EagleTree,
+    History,
+    HorizontalCascade,
+    KeptTexts,
+    ModelDrafter,
+    MtpDrafter,
+    MtpTreeDrafter,
+    NasdDrafter,
+    PromptLookupDrafter,
+    SkippedSublayers,
+    SuffixAutomatonDrafter,
+    TextDrafter,
+    TokenRecyclingDrafter,
+    TreeSpec,
+    TrieTree,
+    VerticalCascade,
+    from_candidate_generator,
+    generate,
+)
+from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafting import checks
 from specdec_hf.drafting.context import reads_draft
 from specdec_hf.drafting.drafter import rules_of
 from specdec_hf.loop import drafted
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
+from support.cli_models import letters, letters_of, pairs
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from specdec_kernels import SampledDraft
+
+
+class Context:
+    """All that drafters which copy texts read of a call with two sequences."""
+
+    batch_size = 2
+    rule = "greedy"
+    model = hf_models.tiny("llama")
+    max_length = 40
+    encoder = None
+    num_proposals = 1
+
+    def note(self, text: str) -> None:
+        """Remarks are of no interest here."""
+
+    def sampled_seeds(self) -> dict[int, int]:
+        """Texts are greedy."""
+        return {}
+
+
+class SeveralProposals(Context):
+    """A call that takes three chains."""
+
+    num_proposals = 3
+
+
+def context_of(
+    model: Any, rule: str = "greedy", batch_size: int = 1, **fields: Any
+) -> DraftContext:
+    """A call without filters, of temperature 0 where it is greedy; ``fields`` are others of it."""
+    given = {
+        "temperature": float(rule != "greedy"), "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+        "seeds": torch.zeros(batch_size, dtype=torch.int64), "max_length": 99, "max_draft": 16,
+    }  # fmt: skip
+    return DraftContext(model, rule, batch_size=batch_size, **{**given, **fields})
+
+
+def history_of(*texts: Sequence[int], active: Sequence[bool] | None = None) -> History:
+    """The texts of one round; all sequences go on unless ``active`` says otherwise."""
+    lengths = np.array([len(text) for text in texts])
+    tokens = np.zeros((len(texts), lengths.max() + 5), dtype=np.int64)
+    for b, text in enumerate(texts):
+        tokens[b, : len(text)] = text
+    return History(tokens, lengths, np.array([True] * len(texts) if active is None else active))
+
+
+def limits_of(history: History, limit: int) -> NDArray[np.int64]:
+    """The same limit for every sequence that goes on."""
+    return np.where(history.active, limit, 0)
+
+
+def chains_of(draft: Draft | None) -> list[list[list[int]]] | None:
+    """Tokens [B, K, L] of the proposals of a draft."""
+    if draft is None:
+        return None
+    return draft.tokens.unflatten(1, (draft.num_proposals, -1)).tolist()
+
+
+def propose(drafter: Drafter, history: History, limit: int) -> Draft | None:
+    """What a drafter that was started drafts."""
+    return drafter.propose(history, limits_of(history, limit))
+
+
+def counts_of(draft: Draft) -> list[int]:
+    """[B], tokens of each sequence."""
+    return (draft.tokens >= 0).sum(dim=1).tolist()
+
 
 VOCAB, LENGTH, GAMMA = 4, 4, 3
 PROMPTS = ([1, 2, 1], [3, 0], [2, 2, 1, 0, 2])
@@ -229,7 +325,7 @@ def with_twin(drafter: Any, twin: Any) -> Any:
     do with the noise that it is verified with.
     """
 
-    class HasTwin(type(drafter)):  # type: ignore[misc]
+    class HasTwin(type(drafter)):
         rounds = 0
 
         def start(self, context: DraftContext) -> None:
@@ -263,7 +359,7 @@ def with_wrong_distribution(drafter: Any) -> Any:
     rule "auto" does not read the distribution is verified with multi_draft.
     """
 
-    class WrongDistribution(type(drafter)):  # type: ignore[misc]
+    class WrongDistribution(type(drafter)):
         noise = "independent"
         draws, several = True, False
 
@@ -287,3 +383,215 @@ def _rising(shape: tuple[int, ...]) -> SampledDraft:
     rows = (torch.arange(VOCAB) * math.log(2)).repeat(*shape, 1)
     sums = rows.logsumexp(dim=-1)
     return SampledDraft(rows, sums, torch.full_like(sums, -torch.inf), 1.0)
+
+
+# Makes the drafter of a call for a target, with a folder for files.
+Make = Callable[[Any, Path], Any]
+
+
+@functools.cache
+def draft_model(target: Any) -> Any:
+    """A model that often agrees with the target."""
+    return hf_models.with_noise(target, 0.2)
+
+
+def named(text: str) -> Make:
+    """A drafter that needs its name only."""
+    return lambda target, folder: text
+
+
+def datastore(target: Any, folder: Path) -> str:
+    """REST with a file of random tokens."""
+    from specdec_host import Corpus  # noqa: PLC0415  # the other cases do without it
+
+    vocab_size = target.config.vocab_size
+    tokens = np.random.default_rng(0).integers(0, vocab_size, 3000)
+    Corpus(tokens).save(folder / "datastore", vocab_size=vocab_size)
+    return f"rest:{folder / 'datastore'}"
+
+
+def of_another_vocabulary(target: Any, folder: Path) -> TextDrafter:
+    """A draft model of letters, which the target's tokenizer merges to pairs, and of one more.
+
+    So a longer draft has other first tokens, unless it is cut before it is encoded.
+    """
+    vocab_size = target.config.vocab_size
+    names = "x" + letters_of(vocab_size)[::-1]
+    return TextDrafter(_unlike(len(names)), letters(names), pairs(vocab_size))
+
+
+_unlike = functools.cache(lambda vocab_size: hf_models.build("llama", 1, vocab_size=vocab_size))
+
+
+class GrowingLookup(PromptLookupCandidateGenerator):
+    """Drafts as the prompt lookup of Transformers, and more once all of a draft was accepted."""
+
+    def update_candidate_strategy(self, input_ids: Any, scores: Any, num_matches: int) -> None:
+        grows = num_matches == scores.shape[1] - 1
+        self.num_output_tokens = GAMMA + 2 if grows else max(self.num_output_tokens - 1, 1)
+
+
+def generator(target: Any, folder: Path) -> Any:
+    """A candidate generator of Transformers that learns how much of its drafts was accepted."""
+    return from_candidate_generator(
+        lambda ids: GrowingLookup(num_output_tokens=GAMMA, max_length=ids.shape[1] + 4096)
+    )
+
+
+def with_kept_texts(target: Any, folder: Path) -> SuffixAutomatonDrafter:
+    """A suffix automaton beside texts of earlier calls."""
+    vocab_size = target.config.vocab_size
+    kept = KeptTexts(2**16)
+    for text in np.random.default_rng(0).integers(0, vocab_size, (9, 300)):
+        kept.add([text], vocab_size)
+    return SuffixAutomatonDrafter(keep=kept)
+
+
+def without_sublayers(target: Any, folder: Path) -> str:
+    """The target without the attention of its last layer, as a file says."""
+    last = target.config.num_hidden_layers - 1
+    SkippedSublayers(attention=(last,)).save(folder / "skipped")
+    return f"layer_skip:{folder / 'skipped'}"
+
+
+# So small that texts of a few tokens exceed it, and that drafts are not the target's own.
+SPARSE = "sparse_cache:budget=2,chunk=1,sinks=0,recent=1,interval=2"
+LEARNING = ("ngram", "nasd", "token_recycling", "lookahead")
+NAMED: dict[str, Make] = {
+    name: named(name) for name in ("auto", "prompt_lookup", "random", "suffix_automaton", *LEARNING)
+} | {
+    "rest": datastore,
+    "layers": named("layers:1"),
+    "early_exit": named("early_exit:1"),
+    "layer_skip": named("layer_skip:1-1"),
+    "sparse_cache": named(SPARSE),
+    "eagle3": lambda target, folder: f"eagle3:{hf_models.head_folder(target, folder)}",
+    "eagle": lambda target, folder: f"eagle:{hf_models.eagle_folder(target, folder)}",
+    "eagle_chain": lambda target, folder: f"eagle_chain:{hf_models.eagle_folder(target, folder)}",
+    "peagle": lambda target, folder: f"peagle:{peagle(target, folder / 'peagle')}",
+    "dflash": lambda target, folder: f"dflash:{dflash(target, folder / 'dflash')}",
+    "mtp": lambda target, folder: MtpDrafter(hf_models.mtp_head(target)),
+    "mtp_tree": lambda target, folder: MtpTreeDrafter(hf_models.mtp_head(target)),
+    "medusa": lambda target, folder: f"medusa:{hf_models.medusa_folder(target, folder)}",
+    "blockwise": lambda target, folder: f"blockwise:{hf_models.blockwise_folder(target, folder)}",
+    "exit_head": lambda target, folder: f"exit_head:{hf_models.exit_folder(target, folder)}",
+    "pass_head": lambda target, folder: f"pass_head:{hf_models.pass_folder(target, folder)}",
+    "eagle3_chain": lambda target, folder: f"eagle3_chain:{hf_models.head_folder(target, folder)}",
+}
+OTHERS: dict[str, Make] = {
+    "unigram": named("ngram:1"),
+    "bigram": named("ngram:2"),
+    "model": lambda target, folder: ModelDrafter(draft_model(target)),
+    "model, own sampling": lambda target, folder: ModelDrafter(
+        draft_model(target), temperature=0.5, top_k=3
+    ),
+    "horizontal cascade": lambda target, folder: HorizontalCascade(
+        [draft_model(target), RandomDrafter()], [2]
+    ),
+    "vertical cascade": lambda target, folder: [draft_model(target), "prompt_lookup"],
+    "layer_skip, sublayers": without_sublayers,
+    "sparse_cache, cascade": lambda target, folder: [SPARSE, "prompt_lookup"],
+    "distilled": lambda target, folder: DistilledDrafter(draft_model(target), 0.02),
+    "suffix_automaton, kept": with_kept_texts,
+    "token_recycling, inherited": lambda target, folder: TokenRecyclingDrafter(inherit=True),
+    "nasd, kept": lambda target, folder: NasdDrafter(stop_if_unknown=False, max_kept=1000),
+    "mtp, layers": lambda target, folder: MtpDrafter(hf_models.mtp_head(target, 3)),
+    "text": of_another_vocabulary,
+    "candidate generator": generator,
+}
+BRANCHING = TreeSpec.branching((2, 1, 1))
+# With the layout of the trees.
+TREES: dict[str, tuple[Make, Any]] = {
+    "model, tree": (lambda t, _: draft_model(t), BRANCHING),
+    "two models, tree": (
+        lambda t, _: [ModelDrafter(draft_model(t), temperature=2.0), hf_models.with_noise(t, 0.4)],
+        BRANCHING,
+    ),
+    "staged, tree": (
+        lambda t, _: VerticalCascade(draft_model(t), hf_models.with_noise(t, 0.4)),
+        BRANCHING,
+    ),
+    "model, EAGLE-2": (lambda t, _: draft_model(t), EagleTree(2, GAMMA, 5)),
+    "several, tree": (named("prompt_lookup"), BRANCHING),
+    "several of each": (
+        lambda t, folder: ["nasd", "suffix_automaton", datastore(t, folder)],
+        TrieTree(3, GAMMA),
+    ),
+    "merged": (lambda t, _: ["prompt_lookup", "ngram:2", draft_model(t)], TrieTree(2, GAMMA, 4)),
+    "merged, drawn": (lambda t, _: ["ngram:2", draft_model(t)], TrieTree(1, GAMMA, 4)),
+    "merged with a head": (
+        lambda t, folder: [NAMED["eagle3"](t, folder), "suffix_automaton"],
+        TrieTree(2, GAMMA, 8, min_probability=0.02),
+    ),
+    "merged trees": (
+        lambda t, _: ["token_recycling", "prompt_lookup", "lookahead"],
+        TrieTree(2, GAMMA, 6),
+    ),
+}
+
+
+# Rule "auto" reads the distribution that these drafts were drawn from.
+DRAWN = (
+    "ngram", "model", "model, own sampling", "early_exit", "exit_head", "pass_head",
+    "sparse_cache", "eagle3_chain", "peagle", "dflash", "horizontal cascade", "vertical cascade",
+    "model, tree",
+    "two models, tree", "merged, drawn",
+)  # fmt: skip
+# These draw as one of those above does.
+DRAWN_ALIKE = (
+    "random", "unigram", "bigram", "layers", "layer_skip", "layer_skip, sublayers", "staged, tree",
+    "distilled", "eagle_chain", "mtp", "mtp, layers", "sparse_cache, cascade",
+)  # fmt: skip
+# Chains without a distribution; trees without one are verified with rule target_only.
+DETERMINISTIC = (
+    "prompt_lookup", "suffix_automaton", "rest", "nasd", "blockwise", "text", "candidate generator",
+    "suffix_automaton, kept", "nasd, kept",
+)  # fmt: skip
+# What these draft depends on earlier calls.
+KEEPING = ("suffix_automaton, kept", "nasd, kept", "distilled", "token_recycling, inherited")
+
+
+def make(name: str, target: Any, folder: Path) -> dict[str, Any]:
+    """The arguments of `generate` that choose a drafter."""
+    if name in TREES:
+        made, tree = TREES[name]
+        return {"drafter": made(target, folder), "tree": tree}
+    return {"drafter": {**NAMED, **OTHERS}[name](target, folder)}
+
+
+ALL = (*NAMED, *OTHERS, *TREES)
+
+
+class Repeats(Drafter):
+    """Proposes the last tokens once more, with absent tokens in every other sequence."""
+
+    name = "repeats"
+
+    def propose(self, history, limits):
+        gamma = int(limits.max())
+        tokens = torch.from_numpy(history.last(3))[:, :gamma]
+        tokens[::2, 1:2] = -1
+        return Draft(tokens)
+
+
+def tree_drafters(name):
+    """The arguments ``drafter`` and ``tree`` of `generate`, by kind."""
+    good, bad = hf_models.perturbed(name), hf_models.perturbed(name, 0.2)
+    return {
+        "chain": (good, TreeSpec.chain(4)),
+        "branching": (good, (3, 2, 1)),
+        "medusa": (good, TreeSpec.medusa((2, 2), 3, [[0.3, 0.6], [0.2, 0.7]])),
+        "sequoia": (ModelDrafter(good), TreeSpec.sequoia([0.6, 0.2, 0.1], 9)),
+        "wide": (good, (hf_models.VOCAB - 3,)),
+        "two models": ([good, bad], (2, 1, 1)),
+        "three models": ([bad, good, bad], TreeSpec((-1, -1, 0, 1, 1))),
+        "eagle": (good, EagleTree(width=3, depth=4, size=9)),
+        "eagle of the largest sizes": (good, EagleTree(width=64, depth=1, size=1024)),
+        "lookup": (PromptLookupDrafter(4, 1), TrieTree(sequences=3, depth=4)),
+        "lookup in a spec": ("prompt_lookup", (2, 2)),
+        "trie of models": ([good, bad], TrieTree(depth=4)),
+        "trie of all": ([good, PromptLookupDrafter(4, 1), Repeats()], TrieTree(2, 4, size=8)),
+    }
+
+
+TREE_KINDS = list(tree_drafters("llama"))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from specdec_hf import BatchQueue, SpeculativeDecoder, generate
-from support import hf_models, toy_tokenizers
+from support import cli_models, hf_models
 
 EXTRA = "needs the extra [server]"
 httpx = pytest.importorskip("httpx", reason=EXTRA)
@@ -18,9 +18,9 @@ pytest.importorskip("uvicorn", reason=EXTRA)
 from specdec_hf.server.app import Server, make_app  # noqa: E402
 from specdec_hf.server.service import Limits  # noqa: E402
 
-MODEL = hf_models.build("llama", vocab_size=toy_tokenizers.END + 1)
+MODEL = hf_models.build("llama", vocab_size=cli_models.END + 1)
 DRAFTER = hf_models.with_noise(MODEL, 0.02)
-TOKENIZER = toy_tokenizers.tokenizer()
+TOKENIZER = cli_models.tokenizer()
 NAME = "tiny"
 SECONDS = 30  # that anything here may take at most
 

@@ -102,7 +102,7 @@ def random_texts(number, seed=2, longest=LONGEST - GAMMA - 1):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_are_those_of_the_drafter_that_has_this_name_in_the_loop(make, datastore, name):
-    histories = pytest.importorskip("support.histories", exc_type=ImportError)
+    histories = pytest.importorskip("support.drafter_proof", exc_type=ImportError)
     resolve = pytest.importorskip("specdec_hf.drafters.resolve", exc_type=ImportError)
     texts = random_texts(8)
     given = Batch(*texts).drafts(make(name))
