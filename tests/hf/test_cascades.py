@@ -297,3 +297,19 @@ def test_a_wrong_cascade_gets_one_line(drafters, cascade, message, folder):  # n
     named = [word for name in drafters.split() for word in ("--drafter", name)]
     asked = ("generate", "--model", folder, "--prompt", "ab", *named, "--cascade", *cascade.split())
     assert message in one_line_error(*asked)
+
+
+def test_a_level_whose_nodes_were_guessed_needs_no_forward():
+    """A guesser that is right: one forward a round. The control guesses at random."""
+    model, chain = draft_model(), TreeSpec.branching((1, 1, 1, 1))
+    arguments = {"rule": "greedy", "lengths": (9,), "tree": chain, "new_tokens": 24}
+    _, alone = decoded(model, model, **arguments)
+    right = VerticalCascade(model, ModelDrafter(copy.deepcopy(model)), 3)
+    out, forwards = decoded(right, model, **arguments)
+    rounds = sum(one.drafted[0] > 0 for one in out.stats.round_log)
+    assert forwards == rounds > 3
+    assert out.stats.drafter == "vertical_cascade"
+    wrong = VerticalCascade(model, RandomDrafter(), 3)
+    assert decoded(wrong, model, **arguments)[1] > 0.9 * alone > 2 * rounds
+    two = VerticalCascade(model, ModelDrafter(copy.deepcopy(model)), 2)
+    assert rounds < decoded(two, model, **arguments)[1] < alone

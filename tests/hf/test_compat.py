@@ -276,3 +276,14 @@ def test_the_page_lists_every_name():
     page = (ROOT / "docs" / "compat.md").read_text()
     row = re.search(r"^\| `specdec_hf.compat` \|(.*?)\|", page, re.MULTILINE)[1]
     assert set(re.findall(r"`(\w+)`", row)) == set(compat.__all__)
+
+
+def test_what_debug_prints_of_a_round_counts_every_draft(capsys):
+    """Of five tokens, of which token 0 is one; the counts are those of the returned rate."""
+    model, drafter = (hf_models.build("llama", seed, vocab_size=5) for seed in (0, 1))
+    settings = {"gamma": 3, "eos_tokens_id": NO_END, "max_gen_len": 30, "debug": True}
+    text, rate = compat.speculative_generate([1, 2, 3], drafter, model, **settings)
+    printed = capsys.readouterr().out
+    counts = [tuple(map(int, one)) for one in re.findall(r"(\d+) of (\d+) drafts acc", printed)]
+    assert rate == sum(a for a, _ in counts) / sum(n for _, n in counts)
+    assert len(text) == 30

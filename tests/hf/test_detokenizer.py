@@ -141,3 +141,23 @@ def test_what_nearly_is_a_stop_string_costs_no_more_than_the_text(string):
     finally:
         sys.settrace(before)
     assert len(lines) < 40 * 4000
+
+
+def test_stop_strings_are_found_as_a_search_finds_them():
+    """However the text is divided. Negative control: no place would find none."""
+    rng = random.Random(3)
+    for _ in range(500):
+        strings = ["".join(rng.choices("ab", k=rng.randrange(1, 6))) for _ in range(3)]
+        text = "".join(rng.choices("abc", k=20))
+        stop, places, begin = StopStrings(strings), None, 0
+        places = stop.start
+        while begin < len(text):
+            end = begin + rng.randrange(1, 5)
+            places, begin = stop.follow(places, text[begin:end]), min(end, len(text))
+            seen = text[:begin]
+            assert stop.is_complete(places) is any(one in seen for one in strings)
+            for place, one in zip(places, strings, strict=True):
+                begun = (n for n in range(len(one)) if seen.endswith(one[:n]))
+                assert place == (len(one) if one in seen else max(begun))
+        firsts = [text.index(one) for one in strings if one in text]
+        assert stop.cut(text) == min(firsts, default=len(text))

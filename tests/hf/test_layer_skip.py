@@ -164,3 +164,24 @@ def test_the_command_writes_a_file_that_drafts(folder, tmp_path):  # noqa: F811
         assert message in one_line_error(*given, *changed)
     for wrong, message in ((tmp_path / "nowhere", "--drafter: cannot read"), (text, "is no file")):
         assert message in one_line_error(*answer, "--drafter", f"layer_skip:{wrong}")
+
+
+def test_the_rate_is_that_of_drafts_at_the_beginning_of_rounds():
+    """Of a cascade of single drafts after each prefix of a text, the share that is accepted."""
+    model = hf_models.build("llama", layers=LAYERS)
+    tokens = tokens_of(model, rows=3, size=12)
+    with torch.no_grad():
+        wanted = model(tokens).logits
+    drafted = torch.stack([
+        torch.stack([
+            expected_logits("llama", model, SKIPPED, text[:size], []) for size in range(1, 13)
+        ])
+        for text in tokens.tolist()
+    ])  # fmt: skip
+    greedy = Calibration(model, tokens.tolist(), 0.0).rates(SKIPPED)
+    agreed = (drafted.argmax(dim=-1) == wanted.argmax(dim=-1)).double().mean(dim=1)
+    assert greedy == pytest.approx(agreed.tolist())
+    p, q = (x.div(0.7).softmax(dim=-1) for x in (wanted, drafted))
+    shared = torch.minimum(p, q).sum(dim=-1).double().mean(dim=1)
+    sampled = Calibration(model, tokens.tolist(), 0.7).rates(SKIPPED)
+    assert sampled == pytest.approx(shared.tolist(), abs=1e-4)

@@ -307,3 +307,18 @@ def test_a_draft_costs_the_weights_that_it_reads(
     share = (weights(target) if callable(weights) else weights) / size(target)
     assert costs.relative_cost == pytest.approx(share)
     assert (costs.drafts_at_once, costs.reads_prompt) == (at_once, reads_prompt)
+
+
+def test_each_pause_takes_twice_as_many_rounds():
+    guard = BenefitGuard(max_loss=math.inf, window=2, pause=3)
+    guard.observe(0, 1.0, 1.0)
+    for rounds in (3, 6):
+        assert guard.observe(3, 1.0, 2.0) is None
+        assert guard.observe(3, 1.0, 2.0).endswith(f"drafting pauses for {rounds} rounds")
+        for _ in range(rounds):
+            assert guard.affordable(9, 3) == 0
+            guard.observe(0, 1.0, 1.0)
+        assert guard.affordable(9, 3) == 3
+    even = BenefitGuard(max_loss=math.inf, window=2)
+    for drafted in (0, 3, 3, 3, 3):
+        assert even.observe(drafted, 1.0 + (drafted > 0), 1.0 + (drafted > 0)) is None
