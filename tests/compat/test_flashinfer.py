@@ -182,6 +182,13 @@ def test_a_draft_counts_only_with_valid_probabilities():
         assert [t.tolist() for t in out] == [[[1, -1, -1]], [int(p == q == 0.5)], [0]], (p, q)
 
 
+def test_nothing_behind_an_absent_draft_counts():
+    rows = torch.tensor([[[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]])
+    for ids, want in (([1, -1, 1], 0), ([0, -1, 1], 1), ([0, 2, 1], 1)):
+        _, accepted, _ = chain(rows, torch.tensor([ids]), torch.cat([rows, rows[:, :1]], 1))
+        assert accepted.tolist() == [want], ids
+
+
 # Noise: each seed, row and offset has its own.
 
 ROWS = 64

@@ -88,6 +88,16 @@ async def steps_of(sequence):
     return [step async for step in sequence]
 
 
+def test_an_ended_sequence_may_be_read_again():
+    async def body(queue):
+        sequence = queue.submit(*PROMPTS[0][:1], **PROMPTS[0][1])
+        return await tokens_of(sequence), await tokens_of(sequence)
+
+    first, again = in_queue(body)
+    assert first
+    assert again == []
+
+
 async def last_of(sequence):
     return (await steps_of(sequence))[-1]
 

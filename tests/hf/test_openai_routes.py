@@ -93,6 +93,9 @@ def test_a_chat_is_written_as_openai_writes_it(server):
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert [delta.pop("role", "") for delta in deltas] == ["assistant"] + [""] * (len(deltas) - 1)
     assert "".join(delta["content"] for delta in deltas) == text
+    *chunks, _ = ask(server[0], CHAT, asked | streamed | {"n": 3})
+    parts = [part for chunk in chunks for part in chunk["choices"] if "role" in part["delta"]]
+    assert sorted(part["index"] for part in parts) == [0, 1, 2]
 
     (whole,) = ask(server[0], CHAT, asked | {"logprobs": True, "top_logprobs": 3})
     content = whole["choices"][0]["logprobs"]["content"]

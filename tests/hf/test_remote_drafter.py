@@ -5,7 +5,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from hf.drafter_server import serve, served_here
-from specdec_hf import ModelDrafter, RemoteDrafter, TrieTree, generate
+from specdec_hf import (
+    KeptTexts,
+    ModelDrafter,
+    RemoteDrafter,
+    SuffixAutomatonDrafter,
+    TrieTree,
+    generate,
+)
 from support import hf_models
 from support.drafter_proof import SIGNIFICANCE, assert_greedy_identical, joint_p_value
 
@@ -58,3 +65,10 @@ def test_a_served_drafter_drafts_as_it_does_here(monkeypatch):
         model = hf_models.tiny("llama", seed)
         there, here = (hf_models.decode(model, (9, 4), drafter=one) for one in (served, near))
         assert hf_models.outcome(there) == hf_models.outcome(here)
+
+
+def test_a_served_drafter_keeps_texts_from_call_to_call(monkeypatch):
+    served = served_here(SuffixAutomatonDrafter(keep=KeptTexts(2**16)), monkeypatch)
+    counts = [hf_models.decode(hf_models.tiny("llama"), (9,), drafter=served).stats.accepted
+              for _ in range(2)]  # fmt: skip
+    assert counts[0] < counts[1]

@@ -200,6 +200,16 @@ def test_egag_smooths_and_is_bounded_by_what_may_be_generated():
     assert schedule.record()["gamma"] == [3]
 
 
+def test_egag_keeps_the_average_of_a_sequence_that_drew_nothing():
+    schedule = started("egag:gamma_min=2,gamma_max=10,beta=0.75", batch_size=2)
+    most, least = (np.array([100, n]) for n in (100, 0))
+    for given, entropy in ((most, [math.log(16)] * 2), (least, [0.0, math.nan]), (most, [0.0] * 2)):
+        schedule.lengths(given)
+        drawn = [0.5, 0.5 if given is most else math.nan]
+        schedule.continue_drafting(0, stats(drawn, entropy=entropy))
+    assert schedule.record()["gamma"] == [round(10 - 8 * 0.75**2), 10 - 8 * 0.75]
+
+
 def test_the_budget_is_the_best_of_all_closed_choices():
     generator = np.random.default_rng(0)
     for _ in range(50):
