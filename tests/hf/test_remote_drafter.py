@@ -6,10 +6,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from hf.drafter_server import serve, served_here
 from specdec_hf import (
-    KeptTexts,
     ModelDrafter,
+    PromptLookupDrafter,
     RemoteDrafter,
-    SuffixAutomatonDrafter,
     TrieTree,
     generate,
 )
@@ -67,8 +66,18 @@ def test_a_served_drafter_drafts_as_it_does_here(monkeypatch):
         assert hf_models.outcome(there) == hf_models.outcome(here)
 
 
-def test_a_served_drafter_keeps_texts_from_call_to_call(monkeypatch):
-    served = served_here(SuffixAutomatonDrafter(keep=KeptTexts(2**16)), monkeypatch)
-    counts = [hf_models.decode(hf_models.tiny("llama"), (9,), drafter=served).stats.accepted
-              for _ in range(2)]  # fmt: skip
-    assert counts[0] < counts[1]
+class Remembers(PromptLookupDrafter):
+    """Keeps the target that each call shows it."""
+
+    def start(self, context):
+        self.targets = [*getattr(self, "targets", ()), context.model]
+        super().start(context)
+
+
+def test_a_served_drafter_sees_one_target_in_calls_of_the_same_model(monkeypatch):
+    remembers = Remembers()
+    served = served_here(remembers, monkeypatch)
+    for model in (hf_models.tiny("llama"), hf_models.tiny("llama"), hf_models.tiny("gpt2")):
+        hf_models.decode(model, (9,), drafter=served)
+    first, second, other = remembers.targets
+    assert first is second is not other
