@@ -356,6 +356,7 @@ def test_lenient_at_temperature_zero_accepts_a_token_at_its_bound(name):
         got = verify(provider("verify_chain", name), target, torch.tensor([[1]]), kind=kind,
                      rule="lenient", lenience=lenience, temperature=0.0)  # fmt: skip
         assert got[0].tolist() == [[1, 0]]
+        assert not got[3].any(), "all that is emitted has a probability of 1 at temperature 0"
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)
