@@ -32,7 +32,6 @@ import specdec_kernels
 from specdec_kernels import _library
 
 LONGEST = 600  # lines of a file
-LOOP_FOLDER = ROOT / "python/specdec_hf"
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not beside the tests")
 
