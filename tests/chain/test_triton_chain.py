@@ -218,3 +218,11 @@ def test_other_values_and_slices_of_small_arguments_compile_no_kernel_anew():
     assert found["chain_sequences"] == found["tree_sequences"] == rows | listed
     caches = [name for name in found if name.endswith(("_words", "shorten", "_rings", "_rows"))]
     assert all(not found[n] for n in caches if n not in {"attention_rows", "sample_rows"})
+
+
+@pytest.mark.build  # a process that loads torch
+def test_importing_the_package_does_not_import_triton():
+    run_python(
+        "-c", "import sys, torch; before = 'triton' in sys.modules; import specdec_kernels; "
+        "sys.exit('triton' in sys.modules and not before)"
+    )  # fmt: skip

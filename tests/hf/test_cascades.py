@@ -14,7 +14,7 @@ from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import History
 from support import hf_models
-from support.cli_models import folder, invoke, one_line_error, says, succeed  # noqa: F401
+from support.cli_models import folder, one_line_error, succeed  # noqa: F401
 from support.drafter_proof import (
     SIGNIFICANCE,
     VOCAB,

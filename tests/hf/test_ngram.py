@@ -12,7 +12,7 @@ from specdec_hf.drafters.ngram_table import NgramCounts, NgramTable
 from specdec_hf.drafting.context import Candidates
 from specdec_host import Corpus
 from support import hf_models
-from support.cli_models import folder, invoke, one_line_error  # noqa: F401
+from support.cli_models import folder, one_line_error  # noqa: F401
 from support.drafter_proof import (
     Context,
     SeveralProposals,

@@ -107,7 +107,7 @@ def test_bfloat16_is_two_bytes_of_this_name():
         host.verify_chain(bits, IDS, **DRAWS)
 
 
-# Wrong arguments. Those that the torch ops refuse are in test_torch_errors.py.
+# Wrong arguments. Those that the torch ops refuse are in test_torch_equality.py.
 
 
 class Failing:

@@ -6,11 +6,11 @@ import pytest
 from mutants import sample
 from mutants.sample import EQUIVALENT, KILLED, SURVIVED, UNCOVERED, Site
 
-pytestmark = pytest.mark.build
 SITE = Site("half.py", 2, 11, "ReplaceBinaryOperator_Div_Mul", 0)
 SOURCE = "def half(number):\n    return number / 2\n"
 
 
+@pytest.mark.build
 def test_what_no_call_can_show_is_left_as_it_is():
     text = textwrap.dedent("""
         from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ def test_what_no_call_can_show_is_left_as_it_is():
     assert shown == {4, 7}
 
 
+@pytest.mark.build
 def test_a_line_belongs_to_the_innermost_statement():
     assert sample.statements("if a:\n    b = [\n        1,\n    ]\nc\n") == {
         1: 1, 2: 2, 3: 2, 4: 2, 5: 5
@@ -64,6 +65,7 @@ class Folder:
         return bool(found), found[0] if found else ""
 
 
+@pytest.mark.build
 @pytest.mark.parametrize(
     ("tests", "kill", "error", "state", "rounds"),
     [
@@ -88,6 +90,7 @@ def test_a_mutant_meets_the_tests_of_its_line(
     assert (tmp_path / "half.py").read_text() == SOURCE
 
 
+@pytest.mark.build
 def test_a_mutant_that_no_test_can_show_meets_none(tmp_path, monkeypatch):
     (tmp_path / "half.py").write_text(SOURCE)
     monkeypatch.setattr(sample, "ROOT", tmp_path)
@@ -104,6 +107,7 @@ def test_what_no_test_can_show_can_be_made():
         assert sample.changed_tree(path, text) != sample.changed_tree(path, path.read_text())
 
 
+@pytest.mark.build
 def test_the_score_is_the_share_of_what_tests_can_show_that_was_killed():
     states = {"a/b.py": KILLED, "a/c.py": SURVIVED, "d.py": UNCOVERED, "e.py": EQUIVALENT}
     found = [

@@ -4,11 +4,13 @@ A rule finds faults in a text. `RULES` has with each a text that breaks it and t
 """
 
 import functools
+import json
 import re
 import subprocess
 
 import pytest
 from specdec_hf.cli.app import app
+from specdec_hf.cli.prompts import read_prompts
 from specdec_vllm.settings import _NAMES
 from support.sources import NATIVE, PYTHON, ROOT, anchors, relative
 from typer.main import get_command
@@ -209,3 +211,21 @@ def test_each_step_on_a_path_through_the_loop_exists(heading):
     for file, function in steps:
         defined = rf"(def |class |[\w>&*] [*&]?(\w+::)?){re.split(r'[.:]+', function)[-1]}\b"
         assert re.search(defined, (ROOT / file).read_text()), f"{file}:{function}"
+
+
+def test_the_printed_program_takes_the_first_half_of_each_category(tmp_path, monkeypatch):
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?question\.jsonl.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    # Categories in turns, one of an odd number, and a character that ends a line for `splitlines`.
+    lines = [
+        {"question_id": i, "category": "abb"[i % 3], "turns": [f"é {i}\u2028"]} for i in range(14)
+    ]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    (tmp_path / "question.jsonl").write_text(text, encoding="utf-8")
+    exec(program, {})
+    half = read_prompts(tmp_path / "spec_bench_dev.jsonl")
+    assert [(p.category, p.name) for p in half] == [
+        ("a", "0"), ("a", "3"), ("b", "1"), ("b", "2"), ("b", "4"), ("b", "5")
+    ]  # fmt: skip
+    assert half[0].turns == ["é 0\u2028"]

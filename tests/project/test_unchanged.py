@@ -27,25 +27,41 @@ def folder(tmp_path, monkeypatch):
     unchanged._module.cache_clear()
 
 
-def run(cache, fails=()):
+def run(cache, *, fails=(), keyword="", source=pytest.Config.ArgsSource.TESTPATHS, exitstatus=0):
     """The files that a run leaves out, before it runs the others."""
     config = SimpleNamespace(
-        cache=cache, args_source=pytest.Config.ArgsSource.TESTPATHS,
-        ArgsSource=pytest.Config.ArgsSource, option=SimpleNamespace(keyword=""),
+        cache=cache, args_source=source, ArgsSource=pytest.Config.ArgsSource,
+        option=SimpleNamespace(keyword=keyword),
     )  # fmt: skip
     lane = unchanged.Lane(config)
     for file in {"test_marked.py", "test_other.py"} - lane.left_out:
         lane.pytest_runtest_logreport(SimpleNamespace(nodeid=f"{file}::t", failed=file in fails))
-    lane.pytest_sessionfinish(SimpleNamespace(config=config), int(bool(fails)))
+    lane.pytest_sessionfinish(SimpleNamespace(config=config), exitstatus)
     return lane.left_out
 
 
 def test_a_marked_file_that_passed_is_left_out_until_what_it_imports_changes(folder):
     cache = Cache()
-    assert [run(cache, ["test_marked.py"]), run(cache)] == [set(), set()], "it failed"
-    assert [run(cache), run(cache)] == [{"test_marked.py"}] * 2
+    assert [run(cache), run(cache), run(cache)] == [set(), {"test_marked.py"}, {"test_marked.py"}]
     (folder / "helper.py").write_text("one = 2\n")
     assert [run(cache), run(cache)] == [set(), {"test_marked.py"}]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"fails": ["test_marked.py"], "exitstatus": 1},
+        {"keyword": "some"},
+        {"source": pytest.Config.ArgsSource.ARGS},
+        {"exitstatus": 2},
+    ],
+    ids=["it failed", "a part of it ran", "chosen by hand", "interrupted"],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_file_that_did_not_pass_whole_is_not_left_out(how):
+    cache = Cache()
+    run(cache, **how)
+    assert run(cache) == set()
 
 
 def test_what_a_file_loads_late_or_names_in_a_text_is_reached():

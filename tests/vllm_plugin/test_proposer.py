@@ -102,17 +102,17 @@ def random_texts(number, seed=2, longest=LONGEST - GAMMA - 1):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_are_those_of_the_drafter_that_has_this_name_in_the_loop(make, datastore, name):
-    histories = pytest.importorskip("support.drafter_proof", exc_type=ImportError)
+    drafter_proof = pytest.importorskip("support.drafter_proof", exc_type=ImportError)
     resolve = pytest.importorskip("specdec_hf.drafters.resolve", exc_type=ImportError)
     texts = random_texts(8)
     given = Batch(*texts).drafts(make(name))
     named = name.replace("FILE", str(datastore))
-    drafter = resolve.resolve_drafter(named, None, histories.Context.model)
+    drafter = resolve.resolve_drafter(named, None, drafter_proof.Context.model)
     drafter.check_config = lambda _: None  # the model has another vocabulary
-    context = histories.Context()
+    context = drafter_proof.Context()
     context.batch_size = len(texts)
     drafter.start(context)
-    draft = histories.propose(drafter, histories.history_of(*texts), GAMMA)
+    draft = drafter_proof.propose(drafter, drafter_proof.history_of(*texts), GAMMA)
     assert given == [[token for token in row if token >= 0] for row in draft.tokens.tolist()]
     assert sum(map(bool, given)) > 2
 

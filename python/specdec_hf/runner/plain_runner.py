@@ -250,7 +250,8 @@ class PlainRunner:
             kwargs = model._update_model_kwargs_for_generation(
                 self._outputs, kwargs, is_encoder_decoder=self._of_decoder, num_new_tokens=size
             )
-            # Transformers repeats as many types as tokens are new, and plain generation the last.
+            # Each new token has the type of the last old one, as in plain generation. Transformers
+            # would repeat the types of the last tokens, as many as are new.
             types = kwargs.get("token_type_ids")
             if types is not None and not self._of_decoder:
                 old = types[:, : self._mask.shape[1] - size]

@@ -1,8 +1,8 @@
 """The names that ops take as numbers: acceptance rules, kinds of rows, noise streams and methods.
 
 They are those of specdec_kernels/arguments/rules.py, which this package must not import because it
-loads torch; tests/host/test_torch_names.py compares both. docs/rules.md gives the formula of each
-rule.
+loads torch; tests/host/test_torch_equality.py compares both. docs/rules.md gives the formula of
+each rule.
 """
 
 from __future__ import annotations

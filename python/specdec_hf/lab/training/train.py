@@ -196,7 +196,7 @@ def train(
         FloatingPointError: the loss, the gradient or a weight is not finite, by step and value.
     """
     groups = [{"params": list(head.parameters()), "initial_lr": recipe.learning_rate}]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=BETAS)
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=BETAS, weight_decay=0.01)
     first, cut = load_checkpoint(checkpoint, head, optimizer)
     total = recipe.steps if cut is None else min(cut, recipe.steps)
     curves.cut(first)
