@@ -93,7 +93,7 @@ FAMILIES = {
 
 @dataclass
 class Layer:
-    """A layer of multi-token prediction: a decoder layer, and what stands around it by name."""
+    """An MTP layer: a decoder layer, and its other tensors under the names of the checkpoint."""
 
     decoder: nn.Module
     around: dict[str, torch.Tensor]
