@@ -7,6 +7,7 @@ import pytest
 from specdec_hf.runner.fit import forget_fits
 from specdec_hf.schedules import benefit_guard
 from support import hf_models
+from support.cli_models import folder, home  # noqa: F401  # what commands work in
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 
 

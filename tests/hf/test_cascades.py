@@ -14,7 +14,7 @@ from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.context import History
 from support import hf_models
-from support.cli_models import folder, one_line_error, succeed  # noqa: F401
+from support.cli_models import one_line_error, succeed
 from support.drafter_proof import (
     SIGNIFICANCE,
     VOCAB,
@@ -275,7 +275,7 @@ def test_names_and_models_of_a_cascade_are_checked():
 @pytest.mark.parametrize(
     "cascade", ["vertical --tree 2,1,1", "horizontal:2 --temperature 0.8 --seed 1"]
 )
-def test_cascades_of_the_command_line_draft(cascade, folder):  # noqa: F811
+def test_cascades_of_the_command_line_draft(cascade, folder):
     asked = "--drafter layers:1 --drafter prompt_lookup --max-new-tokens 8 --guard off --cascade"
     words = [*asked.split(), *cascade.split()]
     assert "draft" in succeed("generate", "--model", folder, "--prompt", "ab ab ab", *words).output
@@ -293,7 +293,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("drafters", "cascade", "message"), WRONG)
-def test_a_wrong_cascade_gets_one_line(drafters, cascade, message, folder):  # noqa: F811
+def test_a_wrong_cascade_gets_one_line(drafters, cascade, message, folder):
     named = [word for name in drafters.split() for word in ("--drafter", name)]
     asked = ("generate", "--model", folder, "--prompt", "ab", *named, "--cascade", *cascade.split())
     assert message in one_line_error(*asked)

@@ -17,17 +17,7 @@ from specdec_hf.cli.terminal import visible
 from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.runner.fit import Fit
 from support import cli_models
-from support.cli_models import (  # noqa: F401
-    answered,
-    folder,
-    home,
-    invoke,
-    masked,
-    one_line_error,
-    reported,
-    says,
-    succeed,
-)
+from support.cli_models import answered, invoke, masked, one_line_error, reported, says, succeed
 
 import specdec_kernels
 
@@ -177,7 +167,7 @@ def test_a_printed_seed_gives_the_answer_again():
 
 
 @pytest.mark.full
-def test_models_are_folders_files_and_ids_of_the_cache(home, monkeypatch):  # noqa: F811
+def test_models_are_folders_files_and_ids_of_the_cache(home, monkeypatch):
     cached = home / "models--someone--tiny"
     (cached / "refs").mkdir(parents=True)
     (cached / "refs" / "main").write_text("0" * 40)
@@ -224,7 +214,7 @@ def test_bad_prompts_name_their_line(name):
     assert message in one_line_error("generate", "--model", "tiny", option, "-", input=given)
 
 
-def test_prompts_and_answers_are_printed_as_they_are(home):  # noqa: F811
+def test_prompts_and_answers_are_printed_as_they_are(home):
     """Files may hold any character, and a terminal gets none that moves it."""
     line = '{"question_id": "[/x]", "category": "[/x]", "turns": ["one\u2028two[b]a[/b] \\u001b["]}'
     (home / "prompts.jsonl").write_bytes(f"{line}\r\n{line}\r\n".encode("utf-8-sig"))
@@ -299,7 +289,7 @@ def test_a_broken_model_folder_gets_one_line(tmp_path):
     assert "config.json is missing; name the GGUF file in it" in line(x_gguf="")
 
 
-def test_a_later_failure_keeps_the_earlier_answers(home):  # noqa: F811
+def test_a_later_failure_keeps_the_earlier_answers(home):
     (home / "prompts.jsonl").write_text(json.dumps({"turns": ["Hi", "word " * 90]}))
     asked = "generate --model tiny --prompts prompts.jsonl --max-new-tokens 2 --json out.json"
     result = invoke(*asked.split())

@@ -6,7 +6,7 @@ import pytest
 from specdec_hf.lab.analysis import figures, tree_pictures
 from specdec_hf.lab.analysis.encoders import EncoderSeconds
 from specdec_hf.loop.round_record import RoundRecord
-from support.cli_models import folder, home, invoke, masked, says  # noqa: F401
+from support.cli_models import invoke, masked, says
 
 from specdec_kernels.analysis import walltime_factor
 
@@ -35,7 +35,7 @@ wrote figure-1.html, figure-2.svg, figure-3.svg, figure-4.svg, figure-5.svg to p
 """
 
 
-def test_analyze_prints_reports_and_draws_this(home):  # noqa: F811
+def test_analyze_prints_reports_and_draws_this(home):
     (home / "prompts.jsonl").write_text(PROMPTS)
     asked = (
         "analyze --model tiny --prompts prompts.jsonl --drafter layers:1 --max-new-tokens 12 "
@@ -90,7 +90,7 @@ def check_report(report):
 
 
 @pytest.fixture
-def analyze(home):  # noqa: F811
+def analyze(home):
     (home / "prompts.jsonl").write_text(PROMPTS)
 
     def call(*drafters, options=()):
@@ -122,7 +122,7 @@ def test_drafters_that_cannot_be_measured_are_named_and_the_others_are(analyze, 
     assert "; --drafter layer_skip:1-1: cannot be analyzed" in last
 
 
-def test_trees_are_drawn_as_they_were_measured(analyze, home):  # noqa: F811
+def test_trees_are_drawn_as_they_were_measured(analyze, home):
     """Those of a drafter of its own, and those that --tree asks of a drafter of chains."""
     options = ("--temperature", 0, "--max-new-tokens", 24, "--output", "pictures")
     result, content = analyze("lookahead:2,3,2", options=options)

@@ -22,7 +22,7 @@ from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
 from support import cli_models, hf_models
-from support.cli_models import folder, home, masked, reported, succeed  # noqa: F401
+from support.cli_models import masked, reported, succeed
 from support.hf_models import head_for
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -45,7 +45,7 @@ def questions(tmp_path):
 
 
 @pytest.fixture
-def bench(folder, questions, tmp_path):  # noqa: F811
+def bench(folder, questions, tmp_path):
     asked = ("bench", "--questions", questions, "--model", folder)
     return lambda words: reported(tmp_path, *asked, *words.split())[0]["results"]
 

@@ -14,7 +14,7 @@ from specdec_hf.cli.load import Loaded, load
 from specdec_hf.cli.run import View, encode, make_decoder
 from specdec_hf.cli.trace import PieceStream
 from support import cli_models, hf_models
-from support.cli_models import answered, folder, home, invoke, masked, says, succeed  # noqa: F401
+from support.cli_models import answered, invoke, masked, says, succeed
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ REFUSED = {
 }
 
 
-def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
+def test_unknown_commands_are_refused_in_one_line(folder):
     """And the exit code tells of the first one although the message was answered."""
     start = ("chat", "--model", folder, "--max-new-tokens", 2)
     result = invoke(*start, input="\n".join(["Hi", *REFUSED]))
@@ -142,7 +142,7 @@ def test_unknown_commands_are_refused_in_one_line(folder):  # noqa: F811
     assert "2 tokens; " in result.output
 
 
-def test_chat_goes_on_after_a_message_that_it_cannot_answer(folder):  # noqa: F811
+def test_chat_goes_on_after_a_message_that_it_cannot_answer(folder):
     """That the last one was not answered decides the exit code."""
     start = ("chat", "--model", folder, "--max-new-tokens", 2)
     for wrong, error in (
@@ -158,7 +158,7 @@ def test_chat_goes_on_after_a_message_that_it_cannot_answer(folder):  # noqa: F8
 
 
 @pytest.fixture
-def drafting(folder):  # noqa: F811
+def drafting(folder):
     """A conversation whose settings commands may change, with a draft model."""
     given = Settings(
         model=str(folder), drafter=["layers:1"], max_new_tokens=12, guard="off", seed=4

@@ -7,7 +7,7 @@ from specdec_hf.cli.decisions import COLUMNS
 from specdec_hf.cli.explain import Explainer
 from specdec_hf.cli.trace import ASCII_MARKS, render
 from support import cli_models, hf_models
-from support.cli_models import folder, reported  # noqa: F401
+from support.cli_models import reported
 
 from specdec_kernels.analysis import acceptance_uniforms
 
@@ -150,7 +150,7 @@ def test_the_root_of_a_tree_is_written_as_behind_its_text():
 
 
 @pytest.mark.parametrize("options", [["--gamma", 3], ["--tree", "2,1"]], ids=["chain", "tree"])
-def test_generate_prints_and_writes_every_decision(folder, tmp_path, options):  # noqa: F811
+def test_generate_prints_and_writes_every_decision(folder, tmp_path, options):
     report, result = reported(
         tmp_path, "generate", "--model", folder, "--prompt", TEXT, "--max-new-tokens", 12,
         "--drafter", "layers:1", "--guard", "off", "--temperature", 0.7, "--seed", 3, "--trace",

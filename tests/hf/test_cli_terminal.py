@@ -10,7 +10,7 @@ import time
 
 import pytest
 from specdec_hf.cli.terminal import close_output, prepare_streams
-from support.cli_models import environment, folder  # noqa: F401
+from support.cli_models import environment
 
 
 def begin(*arguments):
@@ -32,7 +32,7 @@ def modules_of(process):
 @pytest.mark.build
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="moments are read from /proc")
 @pytest.mark.parametrize("moment", ["libtorch_cpu", "answers"])
-def test_control_c_is_one_line_at_any_moment(folder, moment, tmp_path):  # noqa: F811
+def test_control_c_is_one_line_at_any_moment(folder, moment, tmp_path):
     """While torch is imported, and while answers are printed."""
     prompts = tmp_path / "prompts"
     prompts.write_text((json.dumps({"turns": ["abc abc"]}) + "\n") * 500)
@@ -74,7 +74,7 @@ def test_a_closed_stream_takes_text_and_an_open_one_what_its_encoding_lacks(monk
 
 
 @pytest.mark.build
-def test_a_reader_that_goes_away_is_no_error_message(folder):  # noqa: F811
+def test_a_reader_that_goes_away_is_no_error_message(folder):
     process = begin("generate", "--model", folder, "--prompt", "abc", "--max-new-tokens", 8)
     assert process.stdout
     process.stdout.close()

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.lab.training.command import _share
-from support.cli_models import folder, home, invoke, masked, one_line_error, says, succeed  # noqa: F401
+from support.cli_models import invoke, masked, one_line_error, says, succeed
 
 pytestmark = pytest.mark.training
 
@@ -49,7 +49,7 @@ def test_train_writes_a_head_that_drafts(tmp_path):
 
 
 @pytest.mark.build
-def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
+def test_given_texts_and_prompts_are_read(folder, tmp_path):
     texts, prompts = [tmp_path / f"{n}.txt" for n in range(24)], tmp_path / "prompts.jsonl"
     for n, file in enumerate(texts):
         file.write_text("one"[: 2 + n % 2])
@@ -73,7 +73,7 @@ def test_given_texts_and_prompts_are_read(folder, tmp_path):  # noqa: F811
         (("--draft-model", *SMALL, "--width", 64), "--width must be at most 32, that of"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_texts(folder, tmp_path, arguments, message):  # noqa: F811
+def test_what_does_not_fit_is_refused_before_texts(folder, tmp_path, arguments, message):
     result = invoke("train", "--model", folder, "--output", tmp_path, *arguments)
     assert result.exit_code == 2, result.output
     assert f"error: {message}" in result.output.splitlines()[-1]
@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_refused_before_texts(folder, tmp_path, arguments, 
 
 
 @pytest.mark.build
-def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):  # noqa: F811
+def test_train_writes_draft_models_that_draft_one_tree(folder, tmp_path):
     output = tmp_path / "drafts"
     given = (
         "train", "--draft-model", "--model", folder, "--output", output, "--dtype", "float32",
@@ -109,7 +109,7 @@ def test_the_first_of_several_drafters_has_the_time_of_two():
     assert [_share(8.0, number, 3) for number in range(3)] == [4, 2, 2]
 
 
-def test_the_target_and_other_models_are_not_overwritten(folder, tmp_path):  # noqa: F811
+def test_the_target_and_other_models_are_not_overwritten(folder, tmp_path):
     copied, link, other = (tmp_path / name for name in ("drafts/1", "link", "other"))
     shutil.copytree(folder, copied)
     link.symlink_to(copied)
@@ -136,7 +136,7 @@ def test_the_target_and_other_models_are_not_overwritten(folder, tmp_path):  # n
         (("--learning-rate", 1e6, "--draft-model", "--width", 32), "float32", "the norm of the gr"),
     ],
 )
-def test_training_that_diverges_says_so_and_what_to_try(folder, tmp_path, options, dtype, what):  # noqa: F811
+def test_training_that_diverges_says_so_and_what_to_try(folder, tmp_path, options, dtype, what):
     output = tmp_path / "head"
     given = ("--dtype", dtype, *SMALL, "--steps", 2 if "medusa" in options else 12, *options)
     result = invoke("train", "--model", folder, "--output", output, *given)

@@ -118,7 +118,7 @@ def test_drafts_are_those_of_a_forward_over_the_whole_text(name, tmp_path):
     target, made = target_of(case.target), publish if case.head in LAYOUTS else folder_of
     rounds, logits_of = drafted(case, target, made(case.head, target, tmp_path))
     worst, depth = furthest(rounds, logits_of)
-    assert worst < 1e-4
+    assert worst < 5e-4  # sums in another order, as with AVX2, differ by 2e-4
     assert depth >= case.settings.get("gamma", 3) - 1
     assert furthest(rounds[:2], lambda text, path: logits_of(text[:-1], path))[0] > 1e-2
 

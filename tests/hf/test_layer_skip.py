@@ -14,7 +14,7 @@ from specdec_hf.lab.layer_skip.optimiser import expected_improvement
 from specdec_hf.profile import sizes_of
 from specdec_hf.runner.split_model import SplitModel
 from support import hf_models
-from support.cli_models import folder, invoke, one_line_error, says  # noqa: F401
+from support.cli_models import invoke, one_line_error, says
 from support.hf_models import differences, rounds_of
 
 pytestmark = pytest.mark.papers
@@ -144,7 +144,7 @@ def test_the_expected_improvement_of_what_nothing_is_known_of_is_that_of_a_norma
     assert found == pytest.approx(0.0833155, abs=1e-4)  # the mean of max(0, x - 1)
 
 
-def test_the_command_writes_a_file_that_drafts(folder, tmp_path):  # noqa: F811
+def test_the_command_writes_a_file_that_drafts(folder, tmp_path):
     text, output = tmp_path / "text", tmp_path / "skipped.json"
     text.write_text("one two three four five " * 40)
     given = ("build", "layer_skip", text, "--model", folder, "--output", output)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import transformers
 from specdec_hf import requirements
-from support.cli_models import environment, folder, one_line_error  # noqa: F401
+from support.cli_models import environment, one_line_error
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ def test_what_needs_the_extra_ends_with_a_line_of_what_to_install(tmp_path, prog
     assert shlex.split(line.partition("install ")[2]) == EXTRA
 
 
-def test_a_package_that_reads_the_model_is_named_too(folder, tmp_path, monkeypatch):  # noqa: F811
+def test_a_package_that_reads_the_model_is_named_too(folder, tmp_path, monkeypatch):
     def read(*arguments, **options):
         raise ModuleNotFoundError("GGUF>=0.10.0 is to be installed", name="gguf")
 

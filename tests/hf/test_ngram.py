@@ -12,7 +12,7 @@ from specdec_hf.drafters.ngram_table import NgramCounts, NgramTable
 from specdec_hf.drafting.context import Candidates
 from specdec_host import Corpus
 from support import hf_models
-from support.cli_models import folder, one_line_error  # noqa: F401
+from support.cli_models import one_line_error
 from support.drafter_proof import (
     Context,
     SeveralProposals,
@@ -203,6 +203,15 @@ def test_counts_of_finished_calls_are_kept_for_models_of_their_vocabulary(kept, 
     assert proposed(drafter, history_of([9, 1, 2], [5, 6]), 2) == drafts
     drafter.start(context_of(hf_models.build("llama", vocab_size=11), batch_size=2))
     assert proposed(drafter, history_of([9, 1, 2], [5, 6]), 2) is None
+
+
+def test_ngrams_that_were_counted_long_ago_are_forgotten_first():
+    drafter = started(2, 2, max_kept=2)
+    for text in ([1, 2, 3, 4], [1, 2, 8], [5, 6, 7]):
+        drafter.finish(history_of(text, [9], active=(False, False)))
+        drafter.start(context_of(LLAMA, batch_size=2))
+    assert proposed(drafter, history_of([9, 1, 2], [9, 2, 3]), 1)[0]
+    assert proposed(drafter, history_of([9, 5, 6], [9, 2, 3]), 1) == [[7], []]
 
 
 def paths(draft):

@@ -15,7 +15,7 @@ from specdec_hf.lab.tune import candidates as tuned
 from specdec_hf.lab.tune import search
 from specdec_hf.options import Options, read_profile
 from support import hf_models
-from support.cli_models import answered, folder, home, invoke, one_line_error, says, succeed  # noqa: F401
+from support.cli_models import answered, invoke, one_line_error, says, succeed
 from transformers import GenerationConfig
 
 LOOKUP = {"drafter": "prompt_lookup", "num_assistant_tokens": 3}
@@ -123,7 +123,7 @@ def test_a_profile_of_another_model_is_refused_by_name(model, write):
 
 
 @pytest.mark.build
-def test_tune_writes_what_calls_read(home, monkeypatch):  # noqa: F811
+def test_tune_writes_what_calls_read(home, monkeypatch):
     """Whatever is chosen; which that is, a clock decides, here one that counts its readings."""
     monkeypatch.setattr("specdec_hf.lab.tune.command.clock", itertools.count().__next__)
     lines = [json.dumps({"turns": [f"Say {n} one two one {n}"]}) + "\n" for n in range(5)]
@@ -158,7 +158,7 @@ def test_tune_writes_what_calls_read(home, monkeypatch):  # noqa: F811
     assert "must be a JSON file that tune wrote" in one_line_error(*ASKED, "cut.json")
 
 
-def test_names_of_files_are_absolute_in_a_profile(home):  # noqa: F811
+def test_names_of_files_are_absolute_in_a_profile(home):
     names = ("tiny,temperature=0.5", "eagle3:tiny", "layers:4", "hub/model", "embedded")
     found = [tuned.with_absolute_path(name) for name in names]
     assert found == [f"{home}/tiny,temperature=0.5", f"eagle3:{home}/tiny", *names[2:]]

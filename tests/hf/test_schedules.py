@@ -162,6 +162,9 @@ def test_statistics_of_a_token_follow_their_definition():
         (one,) = token_stats(rows, torch.tensor([[0]]), 1.0, torch.tensor([[threshold]]))
         assert one.probability == pytest.approx(0.75 if entropy else 1.0)
         assert one.entropy == pytest.approx(entropy, abs=1e-6)
+    # The filters of a greedy row leave its largest logit; the statistics are those of all logits.
+    (one,) = token_stats(rows, torch.tensor([[0]]), 0.0, torch.tensor([[math.log(3.0)]]))
+    assert one.probability == pytest.approx(0.75)
 
 
 def test_specdec_plus_plus_stops_when_a_rejection_is_likely():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from specdec_hf.cli.interrupt import State
 from specdec_hf.cli.serve import _listening, serve
-from support.cli_models import folder, invoke, one_line_error, succeed, write_encoder_decoder  # noqa: F401
+from support.cli_models import invoke, one_line_error, succeed, write_encoder_decoder
 from support.text_server import (
     NAME,
     SECONDS,
@@ -235,7 +235,7 @@ def test_a_key_is_wanted_where_there_is_one():
         assert not queue.submitted
 
 
-def test_the_command_tells_the_server_whom_to_take(folder, monkeypatch):  # noqa: F811
+def test_the_command_tells_the_server_whom_to_take(folder, monkeypatch):
     answers, started = [], Server.startup
 
     async def startup(self, sockets=None):
@@ -272,7 +272,7 @@ def test_the_defaults_are_those_of_the_page():
     assert {name: str(parameters[name.replace("-", "_")].default) for name in stated} == stated
 
 
-def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # noqa: F811
+def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):
     started, answers, warmed = Server.startup, [], BatchQueue.warm_up
 
     def warm_up(queue):
@@ -309,7 +309,7 @@ def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):  # 
     assert done.output.startswith(f"{folder.name}, bfloat16, cpu: http://127.0.0.1:")
 
 
-def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, monkeypatch):  # noqa: F811
+def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "specdec_hf.cli.load", None)
     (taken,) = _listening("127.0.0.1", 0)  # by a server that loads its model, too
     with taken:
@@ -318,7 +318,7 @@ def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, mon
     assert line == f"error: --port {port} of --host 127.0.0.1: {os.strerror(98)}"
 
 
-def test_an_interruption_has_the_exit_code_of_all_commands(folder, monkeypatch):  # noqa: F811
+def test_an_interruption_has_the_exit_code_of_all_commands(folder, monkeypatch):
     def interrupted(*_, **__):
         monkeypatch.setattr(State, "seen", True)  # as the handler of the command line does
         raise KeyboardInterrupt
@@ -331,7 +331,7 @@ def test_an_interruption_has_the_exit_code_of_all_commands(folder, monkeypatch):
         monkeypatch.undo()
 
 
-def test_an_encoder_decoder_and_a_missing_package_get_one_line(folder, tmp_path, monkeypatch):  # noqa: F811
+def test_an_encoder_decoder_and_a_missing_package_get_one_line(folder, tmp_path, monkeypatch):
     encoder = write_encoder_decoder(tmp_path / "t5")
     line = one_line_error("serve", "--model", encoder, "--port", 0)
     assert line == "error: --model: serve takes causal language models, got an encoder-decoder"

@@ -12,7 +12,7 @@ from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafters.text import Translation, Vocabulary, plain_end
 from specdec_host import Corpus
 from support import cli_models, hf_models
-from support.cli_models import END, answered, folder, letters, one_line_error, succeed, write_folder  # noqa: F401
+from support.cli_models import END, answered, letters, one_line_error, succeed, write_folder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -254,7 +254,7 @@ def other_tokenizer():
     return made
 
 
-def answer(folder, drafter, tmp_path):  # noqa: F811
+def answer(folder, drafter, tmp_path):
     asked = ("--prompt", "one two", "--model", folder, "--drafter", drafter, "--max-new-tokens", 8)
     return answered(tmp_path, *asked)["stats"]
 
@@ -280,7 +280,7 @@ def test_tokenizers_are_compared_by_their_ordinary_tokens():
         ("rest", "suffix_automaton", "corpus"),
     ],
 )
-def test_stored_ids_of_another_tokenizer_are_refused(folder, tmp_path, command, drafter, name):  # noqa: F811
+def test_stored_ids_of_another_tokenizer_are_refused(folder, tmp_path, command, drafter, name):
     other = write_folder(tmp_path / "other")
     other_tokenizer().save_pretrained(other)
     (tmp_path / "text").write_text("one two one two\n" * 20)
@@ -324,7 +324,7 @@ def test_generate_checks_stored_ids_with_the_tokenizer_that_it_is_given(way, kin
         notes(fingerprint_of(other_tokenizer()), tokenizer=ours)
 
 
-def test_a_draft_model_of_as_many_other_tokens_drafts_text(folder, tmp_path):  # noqa: F811
+def test_a_draft_model_of_as_many_other_tokens_drafts_text(folder, tmp_path):
     draft = write_folder(tmp_path / "draft")
     assert answer(folder, draft, tmp_path)["drafter"] == "model"
     other_tokenizer().save_pretrained(draft)

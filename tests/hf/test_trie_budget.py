@@ -23,6 +23,14 @@ def test_agreement_counts_the_common_beginning():
     assert agreement(chains, np.array([[-1, -1]])).tolist() == [[0, 0, 0, 0]]
 
 
+def test_only_tokens_whose_prefix_was_committed_are_measured():
+    budget = NodeBudget([0, 1], batch_size=1)
+    before = budget.acceptance()
+    budget.observe(np.array([[[1, 2, 3], [4, 5, -1]]]), np.array([[0, 1]]))
+    after = budget.acceptance()
+    assert np.sign(after - before)[0, :, :3].tolist() == [[-1, 0, 0], [1, -1, 0]]
+
+
 class Known(Drafter):
     def __init__(self, texts, shift=0):
         self.texts, self.shift = texts, shift
