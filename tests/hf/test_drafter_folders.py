@@ -51,11 +51,12 @@ def test_a_folder_may_lead_a_cascade_and_have_parameters(target, drafter):
 
 
 @pytest.mark.parametrize("kind", ["dflash", "peagle", *(one for one in MADE if one != "eagle")])
-def test_the_folder_of_a_head_names_its_drafter(target, tmp_path, kind):
+def test_the_folder_of_a_head_names_its_drafter(target, tmp_path, monkeypatch, kind):
     made = folder_of if kind in MADE else publish
     path = made(kind, target, tmp_path)
     assert with_name_of_head(str(path)) == f"{kind}:{path}"
-    for named in (str(path), path):
+    monkeypatch.setenv("HOME", str(path.parent))
+    for named in (str(path), path, f"{kind}:~/{path.name}"):
         assert hf_models.decode_as_generate(target, drafter=named).stats.drafter == kind
     for other in ("[]", "{", '{"architectures": null}'):
         (path / "config.json").write_text(other)

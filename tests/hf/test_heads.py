@@ -422,6 +422,8 @@ DAMAGED = [
     ("medusa", {"vocab_size": 67}, outputs(3, 32), "vocab_size = 67 rows, got 3"),
     ("blockwise", {}, {"hidden.bias": lambda x: x / 0}, "hidden.bias .* must be finite"),
     ("eagle3", {}, {"d2t": lambda x: 0 * x + 40, "t2d": None}, "d2t must .* 40 to 76, 37"),
+    ("eagle3", {}, {"d2t": lambda x: x - (torch.arange(37) == 1) * (x[1] + 1 - x[0]), "t2d": None},
+     "36 of 37 different"),
     (SPECULATORS, {}, {"t2d": lambda x: x.roll(1)}, "t2d of .* must mark the tokens of d2t and"),
     # What config.json says of them.
     ("medusa", {"medusa_num_layers": None}, {}, "must hold medusa_num_layers"),

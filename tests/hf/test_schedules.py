@@ -174,6 +174,10 @@ def test_specdec_plus_plus_stops_when_a_rejection_is_likely():
     assert drafted_length(schedule, [0.9, 0.6, 0.5, 0.9]) == 3
     assert schedule.record()["all_accepted"] == pytest.approx([0.27])
     assert drafted_length(schedule, [0.2, 0.9]) == 1
+    for _ in range(20):  # what is rejected lowers the prediction of its tenth
+        drafted_length(schedule, [0.9, 0.9])
+        schedule.observe(outcome(2, 0))
+    assert drafted_length(schedule, [0.9, 0.9]) == 1
 
 
 def test_egag_by_hand():
@@ -256,6 +260,11 @@ def test_the_budget_ends_drafts_that_cannot_win():
     assert schedule.continue_drafting(1, stats([0.9, 0.9], entropy=1.0)).tolist() == [True, False]
     assert schedule.continue_drafting(2, stats([0.1, 0.9], entropy=1.0)).tolist() == [False, False]
     assert schedule.settle(np.array([3, 2])).tolist() == [2, 0]
+    of_the_batch = started("budget", number=2, batch_size=2)
+    assert of_the_batch.lengths(np.array([9, 9])).tolist() == [4, 4]
+    for number in range(2):
+        of_the_batch.continue_drafting(number, stats([0.9, 0.9], entropy=1.0))
+    assert of_the_batch.settle(np.array([2, 2])).tolist() == [2, 2]
 
 
 WRONG = {

@@ -23,6 +23,7 @@ from specdec_hf.lab.training.conversations import (
 from specdec_hf.lab.training.draft_model import project_output
 from specdec_hf.lab.training.kinds import KINDS
 from specdec_hf.lab.training.losses import mean_loss
+from specdec_hf.lab.training.on_policy import write_answers
 from specdec_hf.lab.training.pipeline import Pipeline, Progress
 from specdec_hf.lab.training.settings import LOSSES, TrainingSettings
 from specdec_hf.lab.training.states import check_output
@@ -424,6 +425,25 @@ def test_training_reads_nothing_beside_what_is_held_out(count):
         assert held == {1000 * n + k for n in range(count) for k in range(950, 1000)}
     else:
         assert held == {token for n in range(19, count, 20) for token in given[n]}
+    assert sum(len(one.tokens) for one in cut_texts(given, 24, 1480)) == 1480
+
+
+def test_an_answer_ends_with_an_end_token_or_with_its_most_tokens(target):
+    tokens, prompts = torch.arange(24).view(2, 12), torch.tensor([2, 4])
+    most, seeds = torch.tensor([5, 12]), torch.tensor([7, 8])
+    never = torch.tensor([], dtype=torch.int64)
+    written, lengths = write_answers(target, tokens, prompts, most, never, seeds)
+    assert lengths.tolist() == [5, 12]
+    assert torch.equal(written[0, 5:], tokens[0, 5:])
+    assert torch.equal(written[1, :4], tokens[1, :4])
+    end = written[1, 6:7]
+    size = 5 + written[1, 4:].tolist().index(int(end))
+    cut, lengths = write_answers(target, tokens, prompts, most, end, seeds)
+    assert lengths[1] == size
+    kept = torch.where(
+        torch.arange(cut.shape[1]) < size, written[1, : cut.shape[1]], tokens[1, : cut.shape[1]]
+    )
+    assert torch.equal(cut[1], kept)
 
 
 FORMULAS = {  # of P and the logarithm of Q
