@@ -142,6 +142,11 @@ def test_drafted_beams_do_not_end():
     assert got.stats.gammas == [0, 2 * 4, 2 * 4, 2 * 3], "4 steps are left in the end"
     assert got.stats.seeds == [0, 0], "no noise"
     assert {one.stop_reason for one in got.stats.sequences} == {"length"}
+    default, wide = (
+        search(model, inputs, model, kwargs, gamma=4, **width)
+        for width in ({}, {"num_assistant_beams": 4})
+    )
+    assert default.stats.gammas == wide.stats.gammas != got.stats.gammas
     ended = search(model, inputs, None, settings(2, eos_token_id=[56, 48, 23]))
     assert {one.stop_reason for one in ended.stats.sequences} == {"eos"}
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from specdec_hf import Drafter, ModelDrafter, TrieTree, check_drafter
+from specdec_hf import Drafter, ModelDrafter, TrieTree, check_drafter, drafter_check, generate
 from support import hf_models
 
 from specdec_kernels.analysis.uniforms import acceptance_uniforms
@@ -34,6 +34,19 @@ def test_named_drafters_pass(drafter, target):
     drawn = any(finding.name.startswith("drafts") for finding in check.findings)
     assert drawn == (drafter != "prompt_lookup")
     assert not check.notes
+
+
+def test_every_text_has_a_seed_of_its_own(target, monkeypatch):
+    seeds = []
+
+    def recording(*arguments, **options):
+        seeds.extend(options.get("seed") or ())
+        return generate(*arguments, **options)
+
+    monkeypatch.setattr(drafter_check, "generate", recording)
+    monkeypatch.setattr(drafter_check, "SEQUENCES_AT_ONCE", 20)
+    check_drafter("prompt_lookup", target, **SMALL, rules=("token",))
+    assert len(seeds) > len(set(seeds)) == SMALL["samples"]  # at two temperatures
 
 
 def test_a_model_with_a_tree_passes(target, smaller):

@@ -224,12 +224,14 @@ def cached(tokens):
 def test_a_pruned_cache_is_that_of_the_shorter_text(number):
     cache, shorter = cached(PROMPT), cached(PROMPT[: len(PROMPT) - number])
     layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-    tuples = compat.prune_cache(layers, number)
+    with_encoder = tuple((*layer, *layer) for layer in layers)
+    tuples = compat.prune_cache(with_encoder, number)
     assert compat.prune_cache(cache, number) is cache
     assert cache.get_seq_length() == len(PROMPT) - number
     for n, layer in enumerate(shorter.layers):
-        for found in ((cache.layers[n].keys, cache.layers[n].values), tuples[n]):
+        for found in ((cache.layers[n].keys, cache.layers[n].values), tuples[n][:2]):
             torch.testing.assert_close(found, (layer.keys, layer.values))
+        torch.testing.assert_close(tuples[n][2:], layers[n])  # those of the encoder stay whole
     with pytest.raises(ValueError, match=f"at most the {9 - number} tokens of the cache, got 10"):
         compat.prune_cache(cache, 10)
 

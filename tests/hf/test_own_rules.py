@@ -133,6 +133,12 @@ RIGHT = {
 }
 
 
+def wrong_for_one_draft(P, Q, tokens, uniforms):
+    if Q is None and P.max() < 1 and not any(tokens):
+        return len(tokens), P[-1]
+    return token_rule(P, Q, tokens, uniforms)
+
+
 @pytest.mark.parametrize("rule", RIGHT)
 def test_lossless_rules_pass(rule):
     check = check_rule(RIGHT[rule], **FEW, trees=rule == "multi_draft")
@@ -154,6 +160,8 @@ def test_wrong_rules_fail(wrong):
 def test_rules_that_are_wrong_in_one_place_fail_there():
     trees = check_rule(no_tree_residual, trees=True, **FEW)
     assert {"sampled drafts", "deterministic drafts"} <= failed(trees)
+    first = check_rule(wrong_for_one_draft, **FEW)
+    assert failed(first) == {"deterministic drafts"}
     greedy = check_rule(greedy_rule, **FEW)
     names = {finding.name for finding in greedy.findings}
     assert names - failed(greedy) == {"greedy, deterministic drafts"}
