@@ -6,8 +6,8 @@ make more TASK=mutation ARGS='--again FILE'                # the survivors of a 
 
 First the tests run once, to learn which lines each of them covers and how long it takes. Then a
 mutant meets the tests that cover its line, the quickest first. Those of equivalent/*.toml meet
-none: an entry there has a function and a change as in the ledger, and says why no test can show it.
-The record has the score, and each survivor as a change.
+none: an entry there has a function and a change as in the ledger, or `each` of several, and says
+why no test can show it. The record has the score, and each survivor as a change.
 """
 
 from __future__ import annotations
@@ -104,8 +104,9 @@ def equivalents() -> list[Mutant]:
     files = sorted(Path(__file__).parent.glob("equivalent/*.toml"))
     entries = [(path, one) for path in files for one in tomllib.loads(path.read_text()).items()]
     return [
-        Mutant(path.stem, name, one["why"], one["at"], by=(), swap=one["swap"])
+        Mutant(path.stem, name, one["why"], at, by=(), swap=swap)
         for path, (name, one) in entries
+        for at, *swap in one.get("each") or [[one["at"], *one["swap"]]]
     ]
 
 
