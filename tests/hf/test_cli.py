@@ -214,6 +214,14 @@ def test_bad_prompts_name_their_line(name):
     assert message in one_line_error("generate", "--model", "tiny", option, "-", input=given)
 
 
+def test_models_alone_answer_with_the_seed_of_the_answer(home):
+    """It is drawn, and the draft model is the target."""
+    sampled = ("--drafter", "tiny", "--temperature", 1, "--max-new-tokens", 12, "--alone")
+    report, _ = reported(home, *ASKED, *sampled)
+    target, drafter = report["prompts"][0]["turns"][0]["alone"]
+    assert target["text"] == drafter["text"]
+
+
 def test_prompts_and_answers_are_printed_as_they_are(home):
     """Files may hold any character, and a terminal gets none that moves it."""
     line = '{"question_id": "[/x]", "category": "[/x]", "turns": ["one\u2028two[b]a[/b] \\u001b["]}'

@@ -128,6 +128,7 @@ def test_choices_have_seeds_of_their_own(server):
         for n, seed in enumerate(sequence_seeds(3, 4))
     ]
     assert len(set(found)) == 4
+    assert whole["usage"]["prompt_tokens"] == sum(map(len, asked["prompt"]))  # each is read once
     chunks = ask(server[0], COMPLETE, asked | {"stream": True})
     parts = [(chunk["choices"][0]["index"], chunk["choices"][0]["text"]) for chunk in chunks]
     assert ["".join(text for n, text in parts if n == index) for index in range(4)] == found

@@ -174,6 +174,11 @@ def test_specdec_plus_plus_stops_when_a_rejection_is_likely():
     assert drafted_length(schedule, [0.9, 0.6, 0.5, 0.9]) == 3
     assert schedule.record()["all_accepted"] == pytest.approx([0.27])
     assert drafted_length(schedule, [0.2, 0.9]) == 1
+    never_ends = started("specdec++:h=1")
+    drafted_length(never_ends, [0.95, 0.55, 0.95])
+    never_ends.observe(outcome(3, 1))  # the third one was compared with nothing
+    drafted_length(never_ends, [0.95])
+    assert never_ends.record()["all_accepted"] == pytest.approx([(0.95 * 4 + 1) / 5])
     for _ in range(20):  # what is rejected lowers the prediction of its tenth
         drafted_length(schedule, [0.9, 0.9])
         schedule.observe(outcome(2, 0))
