@@ -3,11 +3,7 @@
 import pytest
 import torch
 
-from specdec_kernels.analysis.estimates import (
-    AcceptanceEstimate,
-    clustered_mean,
-    wilson_interval,
-)
+from specdec_kernels.analysis.estimates import AcceptanceEstimate, clustered_mean, wilson_interval
 
 pytestmark = pytest.mark.analysis
 

@@ -14,7 +14,7 @@ from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
 from specdec_hf.lab.analysis.operations import measure_operations
 from specdec_hf.lab.analysis.replay import replay, rule_for, write_text
 from specdec_hf.lab.analysis.residual import ablate_residual, chi_square, draw_experiment
-from specdec_hf.lab.analysis.speed import compare_speed
+from specdec_hf.lab.analysis.speed import compare_speed, compare_with_oracle
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.trees import TrieTree
@@ -200,6 +200,17 @@ def test_speed_follows_from_the_rounds_after_the_first():
     assert speed.expected_tokens == pytest.approx((1 + 1.9375) / 2)
     assert speed.expected == pytest.approx((1 + 1.9375) / 3)
     assert compare_speed(plain, plain, alpha=0.5, gamma=4, temperature=1.0) is None
+
+
+@pytest.mark.parametrize(("cost", "oracle"), [(0.5, (2, 3, 1.5)), (2.0, (0, 1, 1.0))])
+def test_an_oracle_drafts_what_is_accepted_or_nothing_where_a_draft_costs_more_than_a_step(
+    cost, oracle
+):
+    longest, always = calls(*[(0, 1.0, 0, 4, 3)] * 3), calls(*[(0, 1.0, 0, 4, 2)] * 3)
+    best, constant = compare_with_oracle(longest, {"constant": always}, cost)
+    assert (best.drafted, best.tokens, best.factor) == oracle
+    assert constant.factor == 4 / (2 + 8 * cost)
+    assert constant.share == constant.factor / best.factor
 
 
 def tree_drafters(model):

@@ -5,13 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from hf.drafter_server import serve, served_here
-from specdec_hf import (
-    ModelDrafter,
-    PromptLookupDrafter,
-    RemoteDrafter,
-    TrieTree,
-    generate,
-)
+from specdec_hf import ModelDrafter, PromptLookupDrafter, RemoteDrafter, TrieTree, generate
 from support import hf_models
 from support.drafter_proof import SIGNIFICANCE, assert_greedy_identical, joint_p_value
 

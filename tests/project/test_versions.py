@@ -10,13 +10,7 @@ from specdec_vllm.vllm_interface import SUPPORTED as VLLM
 from support.sources import ROOT, pyproject
 
 import specdec_kernels
-from specdec_kernels.versions import (
-    DIFFERENCES,
-    SUPPORTED,
-    refuse_other,
-    release,
-    requirement,
-)
+from specdec_kernels.versions import DIFFERENCES, SUPPORTED, refuse_other, release, requirement
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "pyproject.toml").is_file(), reason="the sources are not beside the tests"

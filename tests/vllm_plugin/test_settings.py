@@ -32,9 +32,9 @@ WRONG_DRAFTERS = ("", "rest", "suffix_automaton:", "prompt_lookup:3")
         ("", "yes", None, "must be 0 or 1, got 'yes'"),
         ("_RULE", "greedy", None, "must be one of token, block, match, typical, got 'greedy'"),
         *(("_DRAFTER", d, None, f"{OF_DRAFTERS}, got '{d}'") for d in WRONG_DRAFTERS),
-        ("_DRAFTER", "suffix_automaton:keep=1MiB", None,
-         "must not have keep=, because the drafts of a request must not depend on the texts of "
-         "others, got 'suffix_automaton:keep=1MiB'"),
+        *(("_DRAFTER", f"suffix_automaton:{kept}", None,
+           "must not have keep=, because the drafts of a request must not depend on the texts of "
+           f"others, got 'suffix_automaton:{kept}'") for kept in ("keep=1MiB", "store,keep=1MiB")),
         ("_TYPICAL_DELTA", "inf", "typical", "must be a number in [0, 1e+09], got 'inf'"),
         ("_TYPICAL_EPSILON", "0.09", "match",
          "is for SPECDEC_VLLM_RULE=typical alone, got '0.09' with SPECDEC_VLLM_RULE=match"),

@@ -30,10 +30,7 @@ ENVIRONMENT = {
 
 
 # vLLM takes the CPUs of a rank from a NUMA node of its own, unless it is told which they are.
-OF_RANKS = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
+OF_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 
 def run(job, folder):
