@@ -10,7 +10,6 @@ This module does without torch, because the command line reads it before it load
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import textwrap
 import time
@@ -30,6 +29,7 @@ from specdec_hf.arguments import (
 )
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.profile import OF_DRAFTING, OF_THE_DRAFTER, Profile
+from specdec_hf.rules import ABLATIONS, CUSTOM_RULE, LOSSY_RULES
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.trees import as_layout
@@ -50,18 +50,6 @@ class _Default(str):
 DEFAULT_DRAFTER = _Default(AUTO)
 # The options that a profile may hold.
 PROFILED = ("drafter", *OF_THE_DRAFTER, "compile")
-# The lossy rules, each with the options that only it takes: their defaults, or None where the
-# caller must say how much is lost.
-LOSSY_RULES: dict[str, dict[str, float | None]] = {
-    "typical": {"typical_epsilon": 0.09, "typical_delta": 0.3},
-    "lenient": {"lenience": None},
-    "top_beta": {"top_beta_rank": None, "top_beta_distance": math.inf},
-}
-# The name of a rule that is the caller's own function.
-CUSTOM_RULE = "custom"
-# What verification can leave out. It is lossy, too, and shows what the part is for.
-ABLATIONS = ("residual",)
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -389,11 +377,6 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 def rule_name(options: CommonOptions) -> str:
     """The name of the rule that the caller asks for."""
     return options.rule if isinstance(options.rule, str) else CUSTOM_RULE
-
-
-def is_lossy(rule: str) -> bool:
-    """Whether a rule is not sure to keep the target's distribution."""
-    return rule in LOSSY_RULES or rule == CUSTOM_RULE
 
 
 def rule_parameters(options: CommonOptions) -> dict[str, Any]:

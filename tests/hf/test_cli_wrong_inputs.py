@@ -21,7 +21,8 @@ from specdec_hf.drafters.copying import PromptLookupDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, lossy_rules_of
-from specdec_hf.options import COMMON, LOSSY_RULES
+from specdec_hf.options import COMMON
+from specdec_hf.rules import LOSSY_RULES
 from support import hf_models
 from support.cli_models import environment, invoke, one_line_error, write_folder
 from transformers import Gemma3Config

@@ -13,9 +13,10 @@ import torch
 from specdec_hf import Drafter, History, SpeculativeDecoder, TrieTree, drafters, generate, heads
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.resolve import parts_of, resolve_drafter
-from specdec_hf.drafting.context import reads_draft, text_depends_on_drafts
+from specdec_hf.drafting.context import reads_draft
 from specdec_hf.drafting.drafter import lossy_rules_of, rules_of
 from specdec_hf.drafting.registry import DRAFTERS
+from specdec_hf.rules import text_depends_on_drafts
 from support import drafter_proof, hf_models
 from support.drafter_proof import (
     BATCHES,

@@ -19,7 +19,7 @@ from proofs.toy_chain import (
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.loop import drafted
 from specdec_hf.loop.drafted import verify_without_residual
-from specdec_hf.options import LOSSY_RULES
+from specdec_hf.rules import LOSSY_RULES
 from support import hf_models
 
 from specdec_kernels import RULES, TREE_RULES, verify_chain

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import re
 import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -232,9 +233,13 @@ def test_one_file_of_a_plugin_names_what_it_uses_of_the_server(server):
 
 
 def test_no_module_imports_in_a_circle():
+    """Imports inside functions count."""
     graph = import_graph()
     assert graph["specdec_kernels"] >= {"specdec_kernels._library"}
+    assert graph["specdec_hf.options"] >= {"specdec_hf.drafters.resolve"}  # inside a function
     assert not circles(graph)
+    graph["specdec_hf.drafters.resolve"].add("specdec_hf.options")  # the control
+    assert circles(graph)
 
 
 # Files.
@@ -330,6 +335,59 @@ def test_a_suite_over_each_budget_is_found():
     for i in range(len(fitting)):
         tight = (n - (k == i) for k, n in enumerate(fitting))
         assert len(over_budget(texts, *tight)) == 1
+
+
+# Budgets of the loop. They only go down, too.
+
+CLOSURE = (125, 24_564)  # files and lines of specdec_hf that importing specdec_hf.api loads
+LIMITS = {"fields of a class": 14, "own imports of a module": 14, "lines of a function": 60}
+ABOVE = {"fields of a class": 10, "own imports of a module": 11, "lines of a function": 28}
+
+
+def closure(module):
+    """The modules of specdec_hf that importing one loads."""
+    code = f"import sys, {module}; print(*(m for m in sys.modules if m in {[*MODULES]}))"
+    command = [sys.executable, "-c", code]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return [name for name in loaded if name.split(".")[0] == "specdec_hf"]
+
+
+def beyond(texts, graph, limits):
+    """For each limit, what exceeds it in these modules."""
+    found = {what: [] for what in limits}
+    for module, text in texts.items():
+        sizes = [("own imports of a module", module, len(graph[module]))]
+        for node in ast.walk(parsed(text)):
+            if isinstance(node, ast.ClassDef):
+                held = sum(isinstance(one, ast.AnnAssign) for one in node.body)
+                sizes.append(("fields of a class", f"{module}.{node.name}", held))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = node.end_lineno - node.lineno + 1
+                sizes.append(("lines of a function", f"{module}.{node.name}", size))
+        for what, name, size in sizes:
+            if size > limits[what]:
+                found[what].append(name)
+    return found
+
+
+def test_the_loop_keeps_to_its_budgets():
+    texts = {m: p.read_text() for m, p in MODULES.items() if m.split(".")[0] == "specdec_hf"}
+    loaded = closure("specdec_hf.api")
+    assert len(loaded) <= CLOSURE[0], loaded
+    assert sum(len(texts[name].splitlines()) for name in loaded) <= CLOSURE[1]
+    graph = {m: {n for n in names if n in texts} for m, names in import_graph().items()}
+    found = beyond(texts, graph, LIMITS)
+    assert not {what: names for what, names in found.items() if len(names) > ABOVE[what]}
+
+
+def test_what_exceeds_a_limit_of_the_loop_is_found():
+    """The control: a limit of one less finds what fits."""
+    texts = {"a": "class A:\n    x: int\n    y: int\ndef f():\n    pass\n"}
+    limits = {"fields of a class": 2, "own imports of a module": 3, "lines of a function": 2}
+    assert not any(beyond(texts, {"a": "bcd"}, limits).values())
+    tight = {what: most - 1 for what, most in limits.items()}
+    assert [*beyond(texts, {"a": "bcd"}, tight).values()] == [["a.A"], ["a"], ["a.f"]]
+    assert {"specdec_hf.loop.rounds", "specdec_hf.options"} <= {*closure("specdec_hf.api")}
 
 
 # The table of ops says in which room and file an op is; see _library.OPS.

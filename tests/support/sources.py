@@ -51,30 +51,16 @@ MODULES = {module_name(p): p for p in PYTHON if relative(p).startswith(("specdec
 
 
 @functools.cache
-def imports(path, *, top_level=False):
-    """Dotted names that a file imports: of modules, or of names in modules.
-
-    top_level: all but those inside functions. Imports under `if TYPE_CHECKING:` count, because a
-        reader follows them as the others.
-    """
-    tree = ast.parse(path.read_text())
+def imports(path):
+    """Dotted names that a file imports, also inside functions: of modules, or of names in them."""
     found = set()
-    for node in _outside_functions(tree.body) if top_level else ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom):
             source = absolute("." * node.level + (node.module or ""), path)
             found |= {f"{source}.{a.name}" for a in node.names}
     return found
-
-
-def _outside_functions(body):
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        yield node
-        for part in ("body", "orelse", "finalbody"):
-            yield from _outside_functions(getattr(node, part, []))
 
 
 def absolute(module, path):
@@ -89,12 +75,11 @@ def absolute(module, path):
 
 
 def import_graph():
-    """Module -> the modules of ours that it imports by name, outside of its functions."""
+    """Module -> the modules of ours that it imports by name."""
     graph = {}
     for module, path in MODULES.items():
-        names = imports(path, top_level=True)
         # `from a import b` imports the module a.b where there is one, else takes b out of a.
-        found = {n if n in MODULES else n.rpartition(".")[0] for n in names}
+        found = {n if n in MODULES else n.rpartition(".")[0] for n in imports(path)}
         graph[module] = found & MODULES.keys() - {module}
     return graph
 

@@ -41,9 +41,7 @@ from specdec_hf.drafting.registry import (
 )
 from specdec_hf.model_paths import num_layers
 from specdec_hf.options import (
-    ABLATIONS,
     COMMON,
-    LOSSY_RULES,
     PROFILED,
     CommonOptions,
     read_profile,
@@ -51,6 +49,7 @@ from specdec_hf.options import (
     rule_parameters,
 )
 from specdec_hf.profile import OF_DRAFTING, Profile
+from specdec_hf.rules import ABLATIONS, LOSSY_RULES
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
 from specdec_hf.schedules.registry import check_takes, make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree, as_layout

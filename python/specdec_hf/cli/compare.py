@@ -12,9 +12,9 @@ import torch
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.speeds import GENERATE, WITHOUT, Speeds, Sums
 from specdec_hf.detokenizer import decode_behind
-from specdec_hf.drafting.context import text_depends_on_drafts
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Step, run_stream
+from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.encoded import is_encoder_decoder
 from specdec_hf.runner.protocol import context_length
 

@@ -27,7 +27,7 @@ from specdec_hf.cli.run import (
     spinner,
 )
 from specdec_hf.cli.terminal import Terminal, WordWrap, console, errors, visible
-from specdec_hf.options import LOSSY_RULES
+from specdec_hf.rules import LOSSY_RULES
 
 if TYPE_CHECKING:
     from specdec_hf.api import SpeculativeDecoder

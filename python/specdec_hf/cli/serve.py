@@ -18,8 +18,8 @@ from specdec_hf.cli.interrupt import is_interruption
 from specdec_hf.cli.options import LIMIT, at_least, must_be, one_of, option
 from specdec_hf.cli.run import load_models, make_decoder, progress_bar
 from specdec_hf.cli.terminal import FAILED, console, fail, visible
-from specdec_hf.options import LOSSY_RULES
 from specdec_hf.requirements import install_command
+from specdec_hf.rules import LOSSY_RULES
 
 OF_REQUESTS = (
     "system", "chat_template", "max_new_tokens", "seed", "temperature", "top_k", "top_p", "min_p",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.drafting.checks import describe
-from specdec_hf.drafting.context import text_depends_on_drafts
+from specdec_hf.rules import text_depends_on_drafts
 
 if TYPE_CHECKING:
     from specdec_host import Corpus, Proposal

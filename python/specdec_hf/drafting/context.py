@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.lease import Lease
 from specdec_hf.request.encoder import EncoderSource
+from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.packed.twin import PackedStats, report_packed
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, HiddenStates, Lengths, to_device
@@ -24,11 +25,6 @@ MAX_DRAFTS_PER_ROUND = 2**16  # drafts of one drafter in one round
 def reads_draft(rule: str) -> bool:
     """Whether a rule compares the target's probabilities with those of the draft distribution."""
     return rule in RULES_READING_DRAFT or rule in TREE_RULES_READING_DRAFT
-
-
-def text_depends_on_drafts(rule: str) -> bool:
-    """Whether the text of a seed changes with what is drafted, or with whether anything is."""
-    return rule not in ("greedy", "match", "target_only")
 
 
 @dataclass(frozen=True, eq=False)

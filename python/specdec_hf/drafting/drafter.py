@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import Candidates, DraftContext, History
 from specdec_hf.drafting.registry import DRAFTERS
-from specdec_hf.options import LOSSY_RULES
+from specdec_hf.rules import LOSSY_RULES
 from specdec_kernels import LOSSLESS_RULES, SampledDraft
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import describe
-from specdec_hf.drafting.context import text_depends_on_drafts
 from specdec_hf.loop.begin import begin
 from specdec_hf.loop.output import end
 from specdec_hf.loop.plan import token_budgets
@@ -34,6 +33,7 @@ from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.call import Call, merged
 from specdec_hf.request.sampling import sequence_seeds
+from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.choose import choose_kind
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, rope_types, to_device
 from specdec_hf.runner.spec_runner import TOKENS_OF_A_PASS, SpecRunner

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import IGNORED, describe
-from specdec_hf.drafting.context import DraftContext, text_depends_on_drafts
+from specdec_hf.drafting.context import DraftContext
 from specdec_hf.drafting.drafter import Draft, Drafter, drafts_trees
 from specdec_hf.drafting.sampling import stats_of_draft
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.fit import record_of
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenStats

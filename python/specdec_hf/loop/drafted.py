@@ -19,7 +19,7 @@ from specdec_hf.drafting.drafter import Draft, DraftOutcome
 from specdec_hf.loop.commit import DraftCounts, Taken
 from specdec_hf.loop.own_rule import Verifier
 from specdec_hf.loop.session import Session
-from specdec_hf.options import CUSTOM_RULE
+from specdec_hf.rules import CUSTOM_RULE
 from specdec_hf.runner.protocol import to_device, vocab_size_of
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_kernels import Rule, Tree, TreeRule, TreeVerdict, Verdict, verify_chain, verify_tree

@@ -20,23 +20,15 @@ from specdec_hf.arguments import did_you_mean, shown
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.checks import describe
-from specdec_hf.drafting.context import text_depends_on_drafts
 from specdec_hf.drafting.drafter import Drafter, drafts_trees, lossy_rules_of, rules_of
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.loop.draft_length import begin_schedule, check_schedule
 from specdec_hf.loop.own_rule import check_takes, name_of, rule_of_drafts
-from specdec_hf.options import (
-    CUSTOM_RULE,
-    DEFAULT_NUM_ASSISTANT_TOKENS,
-    LOSSY_RULES,
-    Options,
-    is_lossy,
-    rule_name,
-    rule_parameters,
-)
+from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options, rule_name, rule_parameters
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import sequence_seeds
+from specdec_hf.rules import CUSTOM_RULE, LOSSY_RULES, is_lossy, text_depends_on_drafts
 from specdec_hf.runner.choose import ChosenKind, check_kind, choose_kind
 from specdec_hf.runner.compiled.compiled_call import compiles_on, pack_for
 from specdec_hf.runner.fit import coarse_arithmetic

@@ -18,8 +18,8 @@ from transformers import StoppingCriteriaList
 
 from specdec_hf.arguments import shown
 from specdec_hf.loop.session import Answer, Session
-from specdec_hf.options import is_lossy
 from specdec_hf.request.call import Call
+from specdec_hf.rules import is_lossy
 from specdec_hf.runner.protocol import to_device
 from specdec_kernels import Tree
 

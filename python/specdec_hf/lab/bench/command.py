@@ -25,7 +25,7 @@ from specdec_hf.lab.bench.configs import (
     settings_of,
 )
 from specdec_hf.lab.bench.results import Results
-from specdec_hf.options import LOSSY_RULES
+from specdec_hf.rules import LOSSY_RULES
 
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded

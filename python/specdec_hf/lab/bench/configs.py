@@ -16,7 +16,8 @@ from specdec_hf.cli.sources import Source
 from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafting.registry import AUTO, DRAFTERS, entry_named, has_own_tree
-from specdec_hf.options import LOSSY_RULES, rule_parameters
+from specdec_hf.options import rule_parameters
+from specdec_hf.rules import LOSSY_RULES
 from specdec_hf.schedules.registry import tree_schedules
 
 if TYPE_CHECKING:
