@@ -25,8 +25,6 @@ from specdec_hf.drafters.ngram import RandomDrafter as RandomDrafter
 from specdec_hf.drafters.ngram_table import NgramTable as NgramTable
 from specdec_hf.drafters.own_layers import EarlyExitDrafter as EarlyExitDrafter
 from specdec_hf.drafters.own_layers import LayerSkipDrafter as LayerSkipDrafter
-from specdec_hf.drafters.remote import RemoteDrafter as RemoteDrafter
-from specdec_hf.drafters.remote import serve_drafter as serve_drafter
 from specdec_hf.drafters.skipped_sublayers import SkippedSublayers as SkippedSublayers
 from specdec_hf.drafters.sparse_cache import SparseCacheDrafter as SparseCacheDrafter
 from specdec_hf.drafters.text import TextDrafter as TextDrafter

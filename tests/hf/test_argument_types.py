@@ -67,7 +67,6 @@ GOOD = {
     loop.LookaheadDrafter: {},
     loop.NasdDrafter: {},
     NgramDrafter: {},
-    loop.RemoteDrafter: {"rank": 1},
     loop.RestDrafter: {"corpus": CORPUS},
     loop.SparseCacheDrafter: {},
     loop.SuffixAutomatonDrafter: {},
