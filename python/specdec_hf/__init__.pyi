@@ -6,9 +6,6 @@ from specdec_hf.batch_queue import BatchQueue as BatchQueue
 from specdec_hf.batch_queue import QueuedSequence as QueuedSequence
 from specdec_hf.drafter_check import DrafterCheck as DrafterCheck
 from specdec_hf.drafter_check import check_drafter as check_drafter
-from specdec_hf.drafters.candidate_generator import (
-    from_candidate_generator as from_candidate_generator,
-)
 from specdec_hf.drafters.cascade import HorizontalCascade as HorizontalCascade
 from specdec_hf.drafters.cascade import VerticalCascade as VerticalCascade
 from specdec_hf.drafters.copying import PromptLookupDrafter as PromptLookupDrafter

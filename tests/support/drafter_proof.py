@@ -41,7 +41,6 @@ from specdec_hf import (
     TreeSpec,
     TrieTree,
     VerticalCascade,
-    from_candidate_generator,
     generate,
 )
 from specdec_hf.drafters.ngram import RandomDrafter
@@ -52,7 +51,6 @@ from specdec_hf.loop import drafted
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
 from support.cli_models import letters, letters_of, pairs
-from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from specdec_kernels import SampledDraft
 
@@ -423,21 +421,6 @@ def of_another_vocabulary(target: Any, folder: Path) -> TextDrafter:
 _unlike = functools.cache(lambda vocab_size: hf_models.build("llama", 1, vocab_size=vocab_size))
 
 
-class GrowingLookup(PromptLookupCandidateGenerator):
-    """Drafts as the prompt lookup of Transformers, and more once all of a draft was accepted."""
-
-    def update_candidate_strategy(self, input_ids: Any, scores: Any, num_matches: int) -> None:
-        grows = num_matches == scores.shape[1] - 1
-        self.num_output_tokens = GAMMA + 2 if grows else max(self.num_output_tokens - 1, 1)
-
-
-def generator(target: Any, folder: Path) -> Any:
-    """A candidate generator of Transformers that learns how much of its drafts was accepted."""
-    return from_candidate_generator(
-        lambda ids: GrowingLookup(num_output_tokens=GAMMA, max_length=ids.shape[1] + 4096)
-    )
-
-
 def with_kept_texts(target: Any, folder: Path) -> SuffixAutomatonDrafter:
     """A suffix automaton beside texts of earlier calls."""
     vocab_size = target.config.vocab_size
@@ -497,7 +480,6 @@ OTHERS: dict[str, Make] = {
     "nasd, kept": lambda target, folder: NasdDrafter(stop_if_unknown=False, max_kept=1000),
     "mtp, layers": lambda target, folder: MtpDrafter(hf_models.mtp_head(target, 3)),
     "text": of_another_vocabulary,
-    "candidate generator": generator,
 }
 BRANCHING = TreeSpec.branching((2, 1, 1))
 # With the layout of the trees.
@@ -544,7 +526,7 @@ DRAWN_ALIKE = (
 )  # fmt: skip
 # Chains without a distribution; trees without one are verified with rule target_only.
 DETERMINISTIC = (
-    "prompt_lookup", "suffix_automaton", "rest", "nasd", "blockwise", "text", "candidate generator",
+    "prompt_lookup", "suffix_automaton", "rest", "nasd", "blockwise", "text",
     "suffix_automaton, kept", "nasd, kept",
 )  # fmt: skip
 # What these draft depends on earlier calls.
