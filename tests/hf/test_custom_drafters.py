@@ -20,7 +20,11 @@ class Proposes(Drafter):
     def __init__(self, function, size=0, depth=0):
         self.function, self.size, self.depth = function, size, depth
 
+    def start(self, context):
+        self.context = context
+
     def propose(self, history, limits):
+        self.context.noise_positions(history.lengths, 0)  # in vain
         return self.function(history, int(limits.max()))
 
 
@@ -189,7 +193,6 @@ def test_a_distribution_that_is_not_finite_leaves_a_note():
     broken = always(
         Draft([[1, 2]] * 3, distribution=SampledDraft(NAN, NAN[..., 0], NAN[..., 0], 1.0))
     )
-    broken.noise = "independent"
     got = run(model, inputs, drafter=broken, rule="token", **SAMPLED)
     [note] = got.stats.notes
     assert note.startswith("round 2: drafter made up (Proposes) gave a distribution that is not f")

@@ -50,17 +50,15 @@ class Markov(Drafter):
     """Draws each token from a row of a table, as an honest custom drafter would.
 
     Args:
-        kind: "context" asks for the noise, "position" takes that of the token's own position, "own"
-            takes the random numbers of a generator.
-        noise: what it declares.
+        kind: "context" asks for the noise, "position" takes that of the token's own position, and
+            "in vain" does so although it asks.
     """
 
     name = "markov"
 
-    def __init__(self, kind, noise="context"):
-        self.kind, self.noise = kind, noise
+    def __init__(self, kind):
+        self.kind = kind
         self.table = 2.0 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
-        self.generator = torch.Generator().manual_seed(1)
 
     def start(self, context):
         self.context = context
@@ -70,11 +68,11 @@ class Markov(Drafter):
         return self.table[last % VOCAB]
 
     def positions(self, lengths, i):
-        if self.kind == "context":
-            return self.context.noise_positions(lengths, i)
+        of_position = torch.from_numpy(lengths + i)
         if self.kind == "position":
-            return torch.from_numpy(lengths + i)
-        return torch.randint(2**62, (len(lengths),), generator=self.generator)
+            return of_position
+        asked = self.context.noise_positions(lengths, i)
+        return asked if self.kind == "context" else of_position
 
     def propose(self, history, limits):
         gamma = int(limits.max())
@@ -147,9 +145,8 @@ CASES = [
 def test_noise_of_the_context_gives_the_targets_distribution(
     kind, rule, count, texts, prompt, wrong
 ):
-    """`wrong` takes that of positions, and hides it by a wrong declaration: a negative control."""
-    noise = ("position", "independent") if wrong else ("context",)
-    drafters = [kind(*noise) for _ in range(count)]
+    """`wrong` takes that of positions, and hides it by asking in vain: a negative control."""
+    drafters = [kind("in vain" if wrong else "context") for _ in range(count)]
     p_value = joint_p_value(**arguments(drafters, rule), texts=texts, prompt=prompt)
     assert (p_value < SIGNIFICANCE) == wrong
 
@@ -173,7 +170,6 @@ REFUSED = {  # the rule, the drafters, and the message
     "block": ("block", ["position"], f"Markov.propose {ASKED} 'block'"),
     "one of several": ("multi_draft", ["context", "position"], f"Markov.propose {ASKED} 'multi_d"),
     "asked once": ("block", [AsksOnce("context")], f"AsksOnce.propose {ASKED} 'block'"),
-    "unknown": ("block", [Markov("own", "position")], "Markov.noise must be 'context' or 'indep"),
     "none": ("multi_draft", ["context", Deterministic()], "Deterministic.propose must return a di"),
 }
 
@@ -190,9 +186,8 @@ def test_other_noise_is_refused_by_name(case):
     [
         (Deterministic(), ("block", "traversal", "multi_draft")),
         (Markov("position"), ("match", "target_only")),
-        (Markov("own", "independent"), ("block", "multi_draft")),
     ],
-    ids=["no distribution", "not read", "own noise"],
+    ids=["no distribution", "not read"],
 )
 def test_drafts_that_need_no_noise_of_the_context_are_taken(drafter, rules):
     for rule in rules:

@@ -301,8 +301,6 @@ FILTERS = {"temperature": 0.7, "top_k": 3}
 class Enumerated(Drafter):
     """Sequence b gets the b-th draft, with the distribution that the path before it has."""
 
-    noise = "independent"
-
     def __init__(self, parents, trees):
         self.parents, self.depth = parents, 0
         self.rules = ("multi_draft",) if trees else ("token",)
@@ -320,7 +318,11 @@ class Enumerated(Drafter):
         above = [self.logits[self.path(b, n)].double().softmax(0) for n in self.parents]
         return float(np.prod([q[t] for q, t in zip(above, self.drafts[b], strict=True)]))
 
+    def start(self, context):
+        self.context = context
+
     def propose(self, history, limits):
+        self.context.noise_positions(history.lengths, 0)  # in vain: each draft is given once
         if limits.max() < 2:
             return None  # of a later round
         tokens = torch.tensor(self.drafts)
@@ -505,12 +507,14 @@ def test_what_is_no_path_from_the_root_ends_the_call_by_name(case):
 
 
 class Drafts(Drafter):
-    noise = "independent"
-
     def __init__(self, vocab_size, rules):
         self.vocab_size, self.rules = vocab_size, rules
 
+    def start(self, context):
+        self.context = context
+
     def propose(self, history, limits):
+        self.context.noise_positions(history.lengths, 0)
         logits = torch.zeros(len(limits), 1, self.vocab_size)
         lowest = torch.full(logits.shape[:2], -torch.inf)
         sampled = SampledDraft(logits, logits.double().logsumexp(-1), lowest, 0.8)

@@ -133,7 +133,6 @@ class Whole(Drafter):
     """Draws whole drafts from the drafter's model at once, and asks no schedule."""
 
     draws = True
-    noise = "independent"
 
     def __init__(self, inner, reports=False):
         self.inner, self.rules, self.reports_confidence = inner, inner.rules, reports

@@ -358,11 +358,15 @@ def with_wrong_distribution(drafter: Any) -> Any:
     """
 
     class WrongDistribution(type(drafter)):
-        noise = "independent"
         draws, several = True, False
+
+        def start(self, context: DraftContext) -> None:
+            self.told = context
+            super().start(context)
 
         def propose(self, history: History, limits: Any) -> Draft | None:
             draft: Draft | None = super().propose(history, limits)
+            self.told.noise_positions(history.lengths, 0)
             if draft is not None and draft.parents is not None:
                 draft.distribution = _rising((len(draft.tokens), 1))
                 draft.draft_rows = torch.zeros_like(draft.tokens, dtype=torch.int32)

@@ -67,17 +67,11 @@ def ask(
 
 
 def _check_noise(drafter: Drafter, context: DraftContext) -> None:
-    if drafter.noise not in ("context", "independent"):
-        raise ValueError(
-            f"{type(drafter).__name__}.noise must be 'context' or 'independent', "
-            f"got {drafter.noise!r}"
-        )
-    if reads_draft(context.rule) and drafter.noise == "context" and not context.asked_for_noise:
+    if reads_draft(context.rule) and not context.asked_for_noise:
         raise ValueError(
             f"{type(drafter).__name__}.propose must draw at positions from "
             f"context.noise_positions(history.lengths, i) under rule {context.rule!r}, but did not "
-            "ask for them; a drafter whose random numbers are its own, none used twice, sets "
-            "noise = 'independent'"
+            "ask for them"
         )
 
 

@@ -287,8 +287,9 @@ class DraftContext:
         """The ``positions`` that `specdec_kernels.sample` draws a draft at.
 
         They give noise of the round, and under rule match that of the token's position; see
-        docs/rules.md#noise. A drafter that returns a distribution calls this in every round, or
-        declares `Drafter.noise`.
+        docs/rules.md#noise. A drafter that returns a distribution calls this in every round: rules
+        that read the distribution refuse one whose drafter has not, because other noise may bias
+        the text.
 
         Args:
             lengths: [B] int64, `History.lengths` of the round.

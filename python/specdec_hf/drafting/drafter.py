@@ -16,7 +16,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -147,11 +147,6 @@ class Drafter(ABC):
         candidates: how many of the target's most likely next tokens `observe` is given; with 0 it
             is not called.
         reads_rejections: whether `learn_rejections` is called.
-        noise: where the random numbers come from that draw the drafts. "context": `sample` takes
-            them at the positions of `DraftContext.noise_positions`. "independent": they are the
-            drafter's own, and none is used twice. Rules that read the draft distribution refuse a
-            distribution whose drafter has neither asked in this round nor declared "independent",
-            because other noise may bias the text. Drafts without a distribution need no noise.
         relative_cost: about how many forwards of the target a draft step takes, for the benefit
             guard before it has measured one; set in `start`.
         drafts_at_once: whether ``relative_cost`` is the cost of a whole draft.
@@ -176,7 +171,6 @@ class Drafter(ABC):
     makes_forward = False
     candidates = 0
     reads_rejections = False
-    noise: Literal["context", "independent"] = "context"
     relative_cost = 0.0
     drafts_at_once = False
     reads_prompt = True
