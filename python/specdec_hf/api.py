@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from specdec_hf.arguments import check_integer, check_integers, check_sequence, shown
 from specdec_hf.beams.search import beam_search
+from specdec_hf.drafting.registry import AUTO
 from specdec_hf.loop.assistant import with_assistant
 from specdec_hf.loop.begin import begin
 from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE, Asked, run_continuous
@@ -27,8 +28,7 @@ from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Step, Streamer, put_step
-from specdec_hf.options import DEFAULT_DRAFTER, Options, pop_options, takes_options
-from specdec_hf.profile import Profile
+from specdec_hf.options import Options, pop_options, takes_options
 from specdec_hf.request.call import Call
 from specdec_hf.request.entry import (
     by_own_generate,
@@ -76,7 +76,7 @@ def generate(
         [B, W] int64 token ids, or `SpecOutput` with ``return_dict_in_generate=True``.
 
     Raises:
-        OSError: a profile that cannot be read.
+        OSError: a file of a drafter that cannot be read.
         TypeError: an argument of a wrong type, by name.
         ValueError: an argument unknown, unsupported or out of range, by name; a processor that
             answers otherwise when it is asked again.
@@ -289,25 +289,14 @@ def run(session: Session, streamer: Streamer | None = None) -> Any:
 
 
 def _begin(model: Any, call: Call, options: Options) -> Session:
-    options = _complete(model, call, options)
-    with options.explaining():
-        return begin(model, call, options)
-
-
-def _complete(model: Any, call: Call, options: Options) -> Options:
-    """The options with the drafts that the call asks for; the profile must be the model's."""
-    if isinstance(options.profile, Profile):
-        call.notes += options.profile.check_call(model, len(call.mask), sampled=call.do_sample)
-    return with_assistant(options, call.assistant)
+    return begin(model, call, with_assistant(options, call.assistant))
 
 
 def _decode(model: Any, call: Call, options: Options, streamer: Streamer | None) -> Any:
     """The output of a call: the rounds of a session, or of a beam search."""
     if call.beams is None:
         return run(_begin(model, call, options), streamer)
-    options = _complete(model, call, options)
-    with options.explaining():
-        output = beam_search(model, call, options)
+    output = beam_search(model, call, with_assistant(options, call.assistant))
     return output if call.return_dict else output.sequences
 
 
@@ -326,7 +315,7 @@ def warm_up(
     model: Any,
     batch_sizes: Iterable[int] = (1,),
     *,
-    drafter: Any = DEFAULT_DRAFTER,
+    drafter: Any = AUTO,
     tree: Any = None,
     **options: Any,
 ) -> dict[int, SpecStats]:

@@ -10,11 +10,9 @@ This module does without torch, because the command line reads it before it load
 from __future__ import annotations
 
 import inspect
-import os
 import textwrap
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, fields
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,11 +22,9 @@ from specdec_hf.arguments import (
     check_integer,
     check_keeps,
     check_number,
-    naming_errors,
     shown,
 )
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.profile import OF_DRAFTING, OF_THE_DRAFTER, Profile
 from specdec_hf.rules import ABLATIONS, CUSTOM_RULE, LOSSY_RULES
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
@@ -39,17 +35,6 @@ if TYPE_CHECKING:
 
 DEFAULT_NUM_ASSISTANT_TOKENS = 5
 
-
-class _Default(str):
-    """The text of a default, which is another object than the same text of a caller."""
-
-    __slots__ = ()
-
-
-# A profile takes its place, and that of no "auto" that a caller gives.
-DEFAULT_DRAFTER = _Default(AUTO)
-# The options that a profile may hold.
-PROFILED = ("drafter", *OF_THE_DRAFTER, "compile")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -143,7 +128,7 @@ class CommonOptions:
         of its own. With ``tree`` also a list of them; without it, a list of draft models from large
         to small, the last of which may be any drafter that rolls back; see
         docs/drafters.md#drafters-made-from-models.""",
-        default=DEFAULT_DRAFTER,
+        default=AUTO,
     )
     _: KW_ONLY
     num_assistant_tokens: int | None = own(
@@ -244,17 +229,6 @@ class CommonOptions:
         docs/forwards.md.""",
         with_beams=(None, False),
     )
-    profile: str | os.PathLike[str] | Profile | None = own(
-        _must_be("None or the path of a file", NoneType, str, os.PathLike, Profile),
-        """file of a profile, which says what drafts and how much. ``python -m specdec_hf tune``
-        writes it. An option of the call wins over the profile, also drafter "auto". Where the call
-        has a drafter, the lengths, trees and schedules of the profile are not used: they were
-        measured with another one. A profile that drafts with a model is the exception: it needs
-        that model as the call's drafter, and its lengths, trees and schedules are used. A profile
-        of another model is refused. A note names conditions, such as machine and dtype, that have
-        changed since it was measured; see
-        docs/choosing.md#a-profile-of-your-own.""",
-    )
 
 
 @dataclass(kw_only=True)
@@ -297,16 +271,6 @@ class Options(CommonOptions):
     )
 
     def __post_init__(self) -> None:
-        self._take_profile()
-        with self.explaining():
-            self._check()
-
-    def explaining(self) -> AbstractContextManager[None]:
-        """Errors about options that came from a profile name its file."""
-        profile = self.profile
-        return profile.explaining() if isinstance(profile, Profile) else nullcontext()
-
-    def _check(self) -> None:
         numbers = (self.num_assistant_tokens, *(getattr(self, name) for name in ALIASES))
         self.num_assistant_tokens = resolve_num_assistant_tokens(*numbers, tree=self.tree)
         for name in ALIASES:
@@ -315,28 +279,6 @@ class Options(CommonOptions):
             value = getattr(self, option.name)
             setattr(self, option.name, option.metadata["check"](option.name, value))
         rule_parameters(self)
-
-    def _take_profile(self) -> None:
-        """Take from a profile what is not given; one that is read has been taken already."""
-        COMMON["profile"].metadata["check"]("profile", self.profile)
-        if self.profile is None or isinstance(self.profile, Profile):
-            return
-        given = {
-            name: value
-            for name in (*PROFILED, *OF_DRAFTING)
-            if (value := getattr(self, name)) is not COMMON[name].default
-        }
-        for name in ALIASES:
-            if getattr(self, name) is not None:
-                given["num_assistant_tokens"] = getattr(self, name)
-        with naming_errors("profile", self.profile):
-            profile = read_profile(self.profile)
-        if profile.draft_models and "drafter" not in given:
-            raise ValueError(
-                f"profile {profile.path} drafts with {', '.join(profile.draft_models)}, which must "
-                "be given as drafter, a model that is loaded"
-            )
-        profile.complete(self, given)
 
 
 ALIASES = ("gamma", "num_speculative_tokens")
@@ -362,16 +304,6 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int |
             f"got {sorted(given)}"
         )
     return given.pop() if given else None
-
-
-def read_profile(path: str | os.PathLike[str]) -> Profile:
-    """The profile in a file, whose options are checked as those of a caller are.
-
-    Raises:
-        OSError: a file that cannot be read.
-        ValueError: no profile, by the key that is wrong.
-    """
-    return Profile.load(path, {name: COMMON[name].metadata["check"] for name in PROFILED})
 
 
 def rule_name(options: CommonOptions) -> str:

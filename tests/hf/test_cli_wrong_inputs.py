@@ -49,7 +49,7 @@ def _works_there(hollow, monkeypatch):
 # What a command needs beside the option; all but two also take a model.
 NEEDED = {
     "generate": "--prompt a", "demo": "--prompt a", "analyze": "--prompts questions",
-    "bench": "--questions questions", "tune": "--prompts questions --output out",
+    "bench": "--questions questions", "tune": "--prompts questions",
     "train": "--output head", "serve": "--port 0",
     **dict.fromkeys(("build ngram", "build rest", "build layer_skip"), "text --output out"),
 }  # fmt: skip
@@ -210,7 +210,7 @@ COMMANDS = {
     "bench-synthetic": [
         (f"--batch-size {10**20}", f"--batch-size must be in [1, 2**31), got {10**20}")
     ],
-    "tune --model model --output out.json": [
+    "tune --model model": [
         ("--prompts questions --batch-size 2", "in [1, 1] with 5 prompts, so that 5 batches"),
         ("--prompts questions --drafter suffix_automaton:keep=1MiB", "must not keep texts of ear"),
     ],

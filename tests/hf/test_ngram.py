@@ -317,7 +317,6 @@ def test_the_most_frequent_continuations_of_the_longest_match_are_drafted():
     ("given", "kind", "message"),
     [
         ({"drafter": "rest:no/a"}, FileNotFoundError, "drafter 'rest:no/a': No such file"),
-        ({"profile": "no/a"}, FileNotFoundError, "profile 'no/a': No such file"),
         ({"drafter": "ngram:0"}, ValueError, "drafter 'ngram:0': order must be an integer in [1"),
         ({"drafter": "layers:x"}, ValueError, "drafter must be layers:N"),
     ],

@@ -111,10 +111,8 @@ def test_the_programs_of_the_readme_run(elsewhere, capsys):
 
 @pytest.mark.parametrize("page", ["analysis.md", "forwards.md", "draft-models.md", "choosing.md"])
 def test_the_printed_calls_of_the_loop_run(page, few_tokens, elsewhere, capsys):
-    model, small = few_tokens["model"], few_tokens["small"]
+    small = few_tokens["small"]
     small.save_pretrained(elsewhere / "draft")  # what `train --draft-model` writes
-    options = {"drafter": "prompt_lookup", "num_assistant_tokens": 3, "compile": None}
-    hf_models.profile_of(model, options).save(elsewhere / "profile.json")
     names = few_tokens | {"draft_model": small, "generate": specdec_hf.generate}
     for block in blocks(page):
         exec(block, names)

@@ -30,7 +30,6 @@ from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
 from specdec_hf.lab.training.draft_model import DraftLlama, DraftModelConfig
 from specdec_hf.lab.training.unrolled import Batch, loss_of, unroll
-from specdec_hf.profile import Profile, describe_conditions, describe_model, describe_versions
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -170,12 +169,6 @@ def prompts(
         ids[b, width - length :] = phrase.repeat(3)[:length]
         mask[b, width - length :] = 1
     return {"input_ids": ids, "attention_mask": mask}
-
-
-def profile_of(model: Any, options: dict[str, Any]) -> Profile:
-    """A profile of a model, as of greedy calls of one sequence, that holds some options."""
-    conditions = describe_conditions(model, 1, sampled=False)
-    return Profile(options, describe_model(model, "tiny"), conditions, describe_versions(), {})
 
 
 def decode(model: Any, lengths: tuple[int, ...] = (9,), **settings: Any) -> Any:

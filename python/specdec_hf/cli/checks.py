@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
@@ -26,7 +26,7 @@ from specdec_hf.cli.options import (
 )
 from specdec_hf.cli.paths import check_is_folder, check_readable
 from specdec_hf.cli.sources import Source, find_model
-from specdec_hf.cli.terminal import fail, rewording
+from specdec_hf.cli.terminal import fail
 from specdec_hf.drafting.layer_numbers import check_layers_of
 from specdec_hf.drafting.registry import (
     AUTO,
@@ -42,13 +42,10 @@ from specdec_hf.drafting.registry import (
 from specdec_hf.model_paths import num_layers
 from specdec_hf.options import (
     COMMON,
-    PROFILED,
     CommonOptions,
-    read_profile,
     resolve_num_assistant_tokens,
     rule_parameters,
 )
-from specdec_hf.profile import OF_DRAFTING, Profile
 from specdec_hf.rules import ABLATIONS, LOSSY_RULES
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
 from specdec_hf.schedules.registry import check_takes, make_schedule, tree_schedules
@@ -78,7 +75,7 @@ class Settings(CommonOptions):
     chat_template: options.ChatTemplate = True
     max_new_tokens: options.MaxNewTokens = 128
     sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
-    drafter: Sequence[str] = ()  # those of the profile, else DEFAULT_DRAFTERS
+    drafter: Sequence[str] = ()  # none are DEFAULT_DRAFTERS
     cascade: options.Cascade = None
     num_assistant_tokens_schedule: str | None = None
     seed: int | None = None
@@ -93,12 +90,11 @@ class Settings(CommonOptions):
 # Names of arguments; "a drafter" is a word, and --drafter is named already.
 _NAMES = re.compile(rf"(?<!-)(?<!\ba )\b({'|'.join((*COMMON, *PARAMETERS))})\b")
 # Whose words are others than in `generate`.
-_OWN_WORDS = ("drafter", "tree", "guard", "ablate", "profile")
+_OWN_WORDS = ("drafter", "tree", "guard", "ablate")
 # The types of the options whose fields are of others.
 _TYPES = {
     "drafter": options.Drafters,
     "tree": str | None,
-    "profile": str | None,
     "temperature": options.Temperature,
     "top_k": options.TopK,
     "top_p": options.TopP,
@@ -166,18 +162,7 @@ class Sources:
 
 def check(settings: Settings) -> Sources:
     """Complete the settings, or refuse them; nothing of torch is loaded."""
-    _take_profile(settings)
-    with explaining(settings):
-        return _check(settings)
-
-
-def explaining(settings: Settings) -> AbstractContextManager[None]:
-    """Within this, a refusal of what came from the profile names its file."""
-    profile = settings.profile
-    return rewording(profile.explain) if isinstance(profile, Profile) else nullcontext()
-
-
-def _check(settings: Settings) -> Sources:
+    settings.drafter = settings.drafter or DEFAULT_DRAFTERS
     _check_sampling(settings)
     if settings.seed is not None and not -(2**63) <= settings.seed < 2**63:
         fail(f"--seed must be in [-2**63, 2**63), got {settings.seed}")
@@ -194,33 +179,6 @@ def _check(settings: Settings) -> Sources:
     drafters = [_find_drafter(name) for name in settings.drafter]
     _check_rule(settings, drafters)
     return Sources(find_model("--model", settings.model), drafters)
-
-
-def _take_profile(settings: Settings) -> None:
-    """Take from the profile what is not given; the drafters are then known in any case."""
-    if settings.profile is not None and not isinstance(settings.profile, Profile):
-        if not settings.profile:
-            fail("--profile must name a file, got ''")
-        try:
-            profile = read_profile(settings.profile)
-        except OSError as error:
-            fail(f"--profile: cannot read {settings.profile}: {error.strerror}")
-        except ValueError as error:
-            fail(f"--profile: {error}")
-        given = {
-            name: value
-            for name in (*PROFILED, *OF_DRAFTING)
-            if (value := getattr(settings, name)) not in (None, (), [])
-        }
-        if settings.guard == "auto":
-            del given["guard"]
-        if settings.cascade:  # of drafters that the call must give
-            given.setdefault("drafter", [])
-        profile.complete(settings, given)
-        if "drafter" not in given:
-            taken: Any = settings.drafter
-            settings.drafter = taken if isinstance(taken, list) else [taken or "none"]
-    settings.drafter = settings.drafter or DEFAULT_DRAFTERS
 
 
 def _check_values(settings: Settings) -> None:
@@ -280,8 +238,7 @@ def _check_drafting(settings: Settings) -> None:
         ("--guard", settings.guard != "auto"),
         ("--ablate", settings.ablate is not None),
     ):
-        unread = getattr(settings.profile, "unread", ())  # of which the call has a note
-        if given and "none" in settings.drafter and option[2:].replace("-", "_") not in unread:
+        if given and "none" in settings.drafter:
             fail(f"{option} needs a drafter, but --drafter is none")
         chains_serve = option == "--num-assistant-tokens" and _is_auto(settings)
         if given and option == "--tree" and _is_auto(settings):
@@ -299,8 +256,6 @@ def _check_drafting(settings: Settings) -> None:
         made = check_schedule(schedule)
         with _refusing():
             check_takes("", made, trees=trees, has_stats=True)  # without them `_check_abilities`
-    if several and isinstance(settings.tree, TrieTree):  # of a profile
-        return
     if several:
         if settings.tree is not None:
             fail("--tree must not be given with several --drafter, whose drafts become one tree")
@@ -493,10 +448,10 @@ def refuse_drafter(name: str, message: str) -> None:
     fail(f"--drafter {name}: {message}")
 
 
-def parse_branching(tree: Any) -> Any:
-    """The numbers of children in ``--tree``; the tree of a profile as it is."""
-    if not isinstance(tree, str):
-        return tree
+def parse_branching(tree: str | None) -> tuple[int, ...] | None:
+    """The numbers of children in ``--tree``."""
+    if tree is None:
+        return None
     widths = tree.split(",")
     if not all(width.isdecimal() and len(width) < 5 for width in widths):
         fail(f"--tree must be numbers of children such as 4,2,1, got {tree!r}")

@@ -157,7 +157,6 @@ _WORDS = {
         "on: drafts wait until plain decoding has paid for them, and pause where they are slower. "
         "off: they begin in the second round. auto: on where that changes no text.",
     ),
-    "profile": ("FILE", "{text}, as tune writes it. Options that are given win over it."),
     "compile": (
         "N",
         "{text}. --no-compile: as the model's own. --compile: on a CUDA device as CUDA graphs. "
@@ -208,7 +207,7 @@ Drafters = Annotated[
     list[str],
     drafter_option(
         "A name that --drafter help lists, none, or a model, named as for --model. The drafts of "
-        f"several become one tree.  [default: {', '.join(DEFAULT_DRAFTERS)}, or that of --profile]"
+        f"several become one tree.  [default: {', '.join(DEFAULT_DRAFTERS)}]"
     ),
 ]
 Cascade = Annotated[

@@ -21,7 +21,6 @@ from specdec_hf.cli.checks import (
     Settings,
     Sources,
     check_fit_by_files,
-    explaining,
     refuse_drafter,
 )
 from specdec_hf.cli.devices import find_device
@@ -135,7 +134,6 @@ def run(
         content = {
             "info": collect_info(),
             **asdict(settings),
-            "profile": getattr(settings.profile, "path", None),
             "dtype": loaded.dtype,
             "device": str(loaded.model.device),
             "rule": rule,
@@ -165,17 +163,15 @@ def load_models(
     What a file says of the model is compared with the drafters before that, which takes long.
     """
     say("importing")
-    with explaining(settings):
-        for name in settings.drafter:
-            try:
-                check_fit_by_files(name, sources.model)
-            except ValueError as error:
-                (refuse or refuse_drafter)(name, str(error))
-        find_device(settings.device)  # torch alone is there much sooner
+    for name in settings.drafter:
+        try:
+            check_fit_by_files(name, sources.model)
+        except ValueError as error:
+            (refuse or refuse_drafter)(name, str(error))
+    find_device(settings.device)  # torch alone is there much sooner
     from specdec_hf.cli.load import load
 
-    with explaining(settings):
-        return load(settings, sources, say, check_tokenizer, refuse or refuse_drafter)
+    return load(settings, sources, say, check_tokenizer, refuse or refuse_drafter)
 
 
 def make_decoder(settings: Settings, drafter: Any) -> SpeculativeDecoder:

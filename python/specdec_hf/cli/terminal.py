@@ -10,8 +10,6 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import typer
@@ -75,25 +73,12 @@ def visible(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-_reword: ContextVar[Callable[[str], str]] = ContextVar("_reword", default=str)
-
-
-@contextlib.contextmanager
-def rewording(reword: Callable[[str], str]) -> Iterator[None]:
-    """Within this, `fail` says what the function makes of its message."""
-    token = _reword.set(reword)
-    try:
-        yield
-    finally:
-        _reword.reset(token)
-
-
 def fail(message: str, code: int = WRONG_INPUT) -> NoReturn:
     """One clear line on stderr, and the exit code."""
     if code == INTERRUPTED:
         interrupt.tell()
     else:
-        errors.print(visible(f"error: {' '.join(_reword.get()(message).split())}"))
+        errors.print(visible(f"error: {' '.join(message.split())}"))
     raise typer.Exit(code)
 
 

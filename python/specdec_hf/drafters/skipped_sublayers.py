@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from specdec_hf.arguments import check_integers, shown
-from specdec_hf.profile import SIZES, sizes_of
 from specdec_hf.runner.split_model import Skipped
 
 FORMAT, VERSION = "specdec layer_skip", 1
+# Fields of a config that say whether a file was made for a model.
+SIZES = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
 
 
 @dataclass(frozen=True)
@@ -119,3 +120,9 @@ class SkippedSublayers:
             return cls(content.get("attention", ()), content.get("mlp", ()), model, search)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from None
+
+
+def sizes_of(config: Any) -> dict[str, Any]:
+    """The fields `SIZES` of a model's config, None where it has none."""
+    text = config.get_text_config(decoder=True)
+    return {name: getattr(text, name, None) for name in SIZES}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from specdec_hf.arguments import check_integer, shown
 from specdec_hf.drafters.copying import PromptLookupDrafter
 from specdec_hf.drafters.own_layers import EarlyExitDrafter
 from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.options import COMMON, Options, resolve_num_assistant_tokens
-from specdec_hf.profile import Profile
+from specdec_hf.options import Options, resolve_num_assistant_tokens
 from specdec_hf.request.call import Assistant
 from specdec_hf.request.inputs import is_language_model
 from specdec_hf.schedules.confidence import with_threshold
@@ -23,12 +21,6 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
     Raises:
         ValueError: the same is asked for in two ways.
     """
-    options = _without_profile(options, assistant)
-    with options.explaining():
-        return _completed(options, assistant)
-
-
-def _completed(options: Options, assistant: Assistant) -> Options:
     drafter, lookup = options.drafter, options.drafter == "prompt_lookup"
     asked = {
         "assistant_model": assistant.model,
@@ -72,24 +64,6 @@ def _completed(options: Options, assistant: Assistant) -> Options:
         num_assistant_tokens=number,
         num_assistant_tokens_schedule=schedule,
     )
-
-
-def _without_profile(options: Options, assistant: Assistant) -> Options:
-    """The same without what a profile said of drafts that the arguments ask for themselves."""
-    if options.profile is None:
-        return options
-    assert isinstance(options.profile, Profile)
-    asked = (assistant.model, assistant.early_exit, assistant.lookup or None)
-    given: dict[str, Any] = {"drafter": None} if any(one is not None for one in asked) else {}
-    if assistant.num_assistant_tokens is not None and not assistant.from_model:
-        given["num_assistant_tokens"] = assistant.num_assistant_tokens
-    if assistant.schedule is not None and not assistant.from_model:
-        given["num_assistant_tokens_schedule"] = assistant.schedule
-    beside = options.profile.beside(given)
-    taken = tuple(name for name in options.profile.taken if name in beside)
-    left = {*options.profile.taken}.difference(taken)
-    defaults: dict[str, Any] = {name: COMMON[name].default for name in left}
-    return replace(options, profile=replace(options.profile, taken=taken), **defaults)
 
 
 def _early_exit(layers: int | None) -> EarlyExitDrafter | None:

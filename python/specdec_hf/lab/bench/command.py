@@ -61,7 +61,7 @@ Markdown = Annotated[Path | None, option("--markdown FILE", "Write the tables he
 @takes_settings(
     without=(
         "system", "chat_template", "dtype", "temperature", "top_k", "min_p", "seed",
-        "drafter", "cascade", "tree", "num_assistant_tokens_schedule", "profile",
+        "drafter", "cascade", "tree", "num_assistant_tokens_schedule",
     ),
     max_new_tokens=64,
 )  # fmt: skip

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.skipped_sublayers import SkippedSublayers
+from specdec_hf.drafters.skipped_sublayers import SkippedSublayers, sizes_of
 from specdec_hf.lab.layer_skip.optimiser import Point, maximise
-from specdec_hf.profile import sizes_of
 from specdec_hf.runner.choose import choose_kind, choose_runner
 from specdec_hf.runner.packed.twin import pack_for_call
 from specdec_hf.runner.spec_runner import SpecRunner

@@ -5,15 +5,15 @@ A candidate has the settings of ``generate``, so all that it may be the command 
 
 from __future__ import annotations
 
-import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specdec_hf.cli.checks import Settings, Sources, check
+from specdec_hf.cli.sources import Source
 from specdec_hf.drafting.registry import AUTO, entry_named, has_own_tree, parse_drafter
 from specdec_hf.lab.bench.configs import MERGED, merged
-from specdec_hf.options import PROFILED
 from specdec_hf.schedules.registry import make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree
 
@@ -24,6 +24,8 @@ DRAFTERS_TRIED = (
 )  # fmt: skip
 LENGTHS_TRIED = (3, 5, 10)  # beside the default of the command line
 TREES_TRIED = ("4,2,1", "2,2,1,1")
+# What a candidate says beside its drafters; the last is the user's, and the same for all.
+OPTIONS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "tree", "compile")
 MIN_BATCHES = 5  # that finalists answer: intervals over fewer prompts are far too narrow
 SCHEDULES_TRIED = ("heuristic", "optimal", "confidence", "egag")  # beside constant
 
@@ -65,12 +67,29 @@ class Candidate:
         return ", ".join(words)
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What a profile holds of it: the options of `generate` that are not left open."""
-        found = {name: getattr(self.settings, name) for name in PROFILED}
-        drafters = [with_absolute_path(name) for name in self.settings.drafter]
-        found["drafter"] = drafters if len(drafters) > 1 else drafters[0]
-        return {name: value for name, value in found.items() if value is not None}
+    def call(self) -> str:
+        """The call of `generate` that drafts like this."""
+        drafters = [*map(_name_in_python, self.settings.drafter, self.sources.drafters)]
+        given = {name: getattr(self.settings, name) for name in OPTIONS}
+        if drafters == [None]:  # the command line has a length even so
+            given["num_assistant_tokens"] = None
+        words = [f"drafter={drafters if len(drafters) > 1 else drafters[0]!r}"]
+        words += [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        return f"generate(model, **inputs, {', '.join(words)})"
+
+    @property
+    def command(self) -> str:
+        """The command that drafts like this."""
+        words = ["--model", self.given.model, "--prompt", "TEXT"]
+        for drafter in self.given.drafter:
+            words += ["--drafter", drafter]
+        for name in OPTIONS:
+            value, option = getattr(self.given, name), name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{option}" if value else f"--no-{option}")
+            elif value is not None:
+                words += [f"--{option}", str(value)]
+        return shlex.join(["python", "-m", "specdec_hf", "generate", *words])
 
     def variant(self, **changes: Any) -> Candidate:
         """The same with other settings, which the user did not ask for."""
@@ -112,17 +131,10 @@ def schedules_of(candidate: Candidate) -> list[Candidate]:
     return [candidate, *(candidate.variant(num_assistant_tokens_schedule=name) for name in names)]
 
 
-def with_absolute_path(drafter: str) -> str:
-    """The name of a drafter with the whole path of its file, so that it means the same elsewhere.
-
-    >>> with_absolute_path("prompt_lookup"), with_absolute_path("layers:4,temperature=0.5")
-    ('prompt_lookup', 'layers:4,temperature=0.5')
-    """
-    parts = parse_drafter(drafter)
-    named = parts.entry is not None
-    if (named and not parts.reads) or parts.value in ("", "embedded"):
+def _name_in_python(drafter: str, source: Source | None) -> str | None:
+    """A drafter of the command line as `generate` takes it, which looks up no model by its name."""
+    if drafter == "none":
+        return None
+    if source is None:
         return drafter
-    if not os.path.exists(parts.path):  # a hub id
-        return drafter
-    start = drafter.index(":") + 1 if named else 0
-    return drafter[:start] + os.path.abspath(parts.path) + drafter[start + len(parts.value) :]
+    return drafter.replace(parse_drafter(drafter).value, str(source.path), 1)

@@ -1,4 +1,4 @@
-"""The command ``tune``: the drafts that pay on one's own prompts and machine, as a profile."""
+"""The command ``tune``: the drafts that pay on one's own prompts and machine."""
 
 # ruff: noqa: PLC0415  # torch loads at first use; see cli/app.py
 from __future__ import annotations
@@ -7,14 +7,12 @@ import functools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from specdec_hf.arguments import split_options
 from specdec_hf.cli import options
-from specdec_hf.cli.checks import Settings, Sources, check, takes_settings
+from specdec_hf.cli.checks import Settings, Sources, takes_settings
 from specdec_hf.cli.options import LIMIT, POSITIVE, option
-from specdec_hf.cli.paths import check_output
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress, progress_bar
 from specdec_hf.cli.terminal import INTERRUPTED as EXIT
@@ -28,12 +26,6 @@ from specdec_hf.lab.tune.candidates import (
     first_candidates,
 )
 from specdec_hf.options import COMMON
-from specdec_hf.profile import (
-    Profile,
-    describe_conditions,
-    describe_model,
-    describe_versions,
-)
 
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
@@ -41,7 +33,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("tokens/s", "speculation", "90 %", "tau", "same")
 clock = time.perf_counter
-# Of the options of the loop, a candidate or the profile's calls decide all but this one.
+# Of the options of the loop, a candidate or later calls decide all but this one.
 KEPT = ("compile",)
 
 
@@ -61,7 +53,6 @@ def tune(
             "- reads standard input.",
         ),
     ],
-    output: Annotated[Path, option("--output FILE", "Write the profile here, as JSON.")],
     drafter: Annotated[
         list[str],
         options.drafter_option(
@@ -78,15 +69,13 @@ def tune(
         float, option("--minutes X", "How long to measure at most, once all is loaded.", POSITIVE)
     ] = 10.0,
 ) -> None:
-    """Find the drafts that pay on your prompts and machine, and write them as a profile.
+    """Find the drafts that pay on your prompts and machine, and print the calls that make them.
 
     Drafters are measured first, then lengths, trees and schedules of the best, each in turns with
-    this library without drafts. generate, chat and the function generate take the profile. Ctrl-C
-    ends the search and keeps what it has found.
+    this library without drafts. Ctrl-C ends the search and prints what it has found.
     """
-    check_output("--output", output, [Path(prompts)])
-    without_drafts = replace(settings, drafter=("none",), sampling=dict(settings.sampling))
-    target = check(without_drafts).model
+    plain = Candidate(replace(settings, drafter=["none"]))
+    without_drafts, target = plain.settings, plain.sources.model
     candidates = first_candidates(settings, drafter)
     for name in drafter:
         if name == "none":
@@ -106,26 +95,17 @@ def tune(
         )
     loaded, drafters, taken, left_out = _load(without_drafts, target, candidates, chosen)
     batches = in_batches(loaded, chosen, batch_size)
-    began = clock()
     found = _search(loaded, drafters, taken, batches, without_drafts, 60 * minutes, left_out)
-    spent = clock() - began
     _conclude(found)
     if found.tells:
-        profile = make_profile(
-            loaded, without_drafts, found, left_out, batch_size, len(chosen), spent
-        )
-        profile.save(output)
-        console.print(visible(f"wrote {output}, for --profile and generate(profile=)"), style="dim")
-    lacks = "are sure to be faster" if found.measured else f"have answered {MIN_BATCHES} prompts"
+        best = plain if found.chosen is None else found.chosen.candidate
+        for line in ("the same in Python and on the command line:", best.call, best.command):
+            console.print(visible(line), soft_wrap=True)
     if found.ended == "interrupted":
-        if not found.tells:
-            console.print(f"wrote no profile, since no drafts {lacks}", style="dim")
         fail("interrupted", EXIT)
     if not found.tells:
-        fail(
-            f"--minutes must be longer, got {minutes:g}: no drafts {lacks}, so no profile was "
-            "written", 1,
-        )  # fmt: skip
+        lacks = "are sure to be faster" if found.measured else f"answered {MIN_BATCHES} prompts"
+        fail(f"--minutes must be longer, got {minutes:g}: no drafts {lacks}", 1)
 
 
 def _load(
@@ -198,52 +178,6 @@ def _search(
     return found
 
 
-def make_profile(
-    loaded: Loaded,
-    without_drafts: Settings,
-    found: Found,
-    left_out: dict[str, str],
-    batch_size: int,
-    prompts: int,
-    seconds: float,
-) -> Profile:
-    """The profile of what was found: the options of `generate`, and all that was measured."""
-    chosen = found.chosen
-    options_of_all = {} if without_drafts.compile is None else {"compile": without_drafts.compile}
-    return Profile(
-        {"drafter": None, **options_of_all} if chosen is None else chosen.candidate.options,
-        describe_model(loaded.model, loaded.title),
-        describe_conditions(loaded.model, batch_size, sampled=without_drafts.do_sample),
-        describe_versions(),
-        {
-            "compared_with": "drafter=None",
-            "library": {"ratio": found.library, "prompts": found.prompts_generated},
-            "ended": found.ended or "after all stages",
-            "prompts": prompts,
-            "max_new_tokens": without_drafts.max_new_tokens,
-            "sampling": without_drafts.sampling,
-            "seconds": round(seconds, 1),
-            "chosen": None if chosen is None else _report(chosen),
-            "stages": {name: list(map(_report, each)) for name, each in found.stages.items()},
-            "left_out": left_out,
-        },
-    )
-
-
-def _report(trial: Trial) -> dict[str, Any]:
-    speeds = trial.speeds()
-    return {
-        "name": trial.candidate.name,
-        "without_drafts": speeds.without_drafts,
-        "with_drafts": speeds.with_drafts,
-        "speculation": speeds.speculation,
-        "interval": trial.interval if speeds.speculation else None,
-        "tokens_per_round": trial.tokens_per_round,
-        "answers": len(trial.every),
-        "identical": None if trial.candidate.settings.do_sample else trial.identical,
-    }
-
-
 def _print_stage(without_drafts: Settings, stage: str, trials: list[Trial]) -> None:
     *names, last = COLUMNS
     # Only texts without sampling are compared.
@@ -279,7 +213,7 @@ def _conclude(found: Found) -> None:
         lines.append("chosen: no drafts, since none are sure to be faster than decoding without")
     elif best is not None:
         name, count = best.candidate.name if best.speed > 1 else "no drafts", len(best.turns)
-        needs = "" if found.measured else f" of the {MIN_BATCHES} prompts that a profile needs"
+        needs = "" if found.measured else f" of the {MIN_BATCHES} prompts that a choice needs"
         lines.append(
             f"best so far, on {count}{needs or ' prompts'}: {name}; {best.speeds(found.library)}"
         )

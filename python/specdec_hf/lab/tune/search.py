@@ -173,7 +173,7 @@ class Found:
 
     @property
     def tells(self) -> bool:
-        """Whether it can be a profile; not where it ended before what looks faster was sure to."""
+        """Whether it says what to take; not where it ended before what looks faster was sure to."""
         if not self.ended or self.chosen is not None:
             return True
         return bool(self.measured) and self.best is not None and self.best.speed <= 1
@@ -271,7 +271,7 @@ def _stages(
         wider = [variant for one in best for variant in variants(one)]
         if is_time_for(wider):
             best = stage(name, wider)
-    # The default call comes next, so that all learn what they have without a profile.
+    # The default call comes next, so that all learn what they have by default.
     names = {one.name for one in best}
     best[1:1] = [one for one in auto if one.name not in names]
     if not best:
