@@ -8,7 +8,6 @@ import pytest
 import torch
 from specdec_hf.drafting.sampling import token_stats
 from specdec_hf.schedules.base import Outcome, ScheduleContext, TokenStats
-from specdec_hf.schedules.budget import best_prefixes
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 
 pytestmark = pytest.mark.quick
@@ -22,10 +21,9 @@ def started(given, number=5, batch_size=1, vocab_size=16):
     return schedule
 
 
-def stats(probability, largest=None, entropy=math.nan):
+def stats(probability, entropy=math.nan):
     rows = [np.atleast_1d(np.array(x, dtype=np.float32)) for x in (probability, entropy)]
-    widest = rows[0] if largest is None else np.atleast_1d(np.array(largest, dtype=np.float32))
-    return TokenStats(rows[0], widest, np.broadcast_to(rows[1], rows[0].shape))
+    return TokenStats(rows[0], np.broadcast_to(rows[1], rows[0].shape))
 
 
 def outcome(drafted, accepted, rejected=None):
@@ -220,56 +218,6 @@ def test_egag_keeps_the_average_of_a_sequence_that_drew_nothing():
         drawn = [0.5, 0.5 if given is most else math.nan]
         schedule.continue_drafting(0, stats(drawn, entropy=entropy))
     assert schedule.record()["gamma"] == [round(10 - 8 * 0.75**2), 10 - 8 * 0.75]
-
-
-def test_the_budget_is_the_best_of_all_closed_choices():
-    generator = np.random.default_rng(0)
-    for _ in range(50):
-        given = [stats(generator.random(2).round(1)) for _ in range(3)]
-        counts, tokens = generator.integers(0, 4, 2), int(generator.integers(7))
-        scores = np.cumprod([one.probability for one in given], axis=0)
-        kept = best_prefixes(given, counts, tokens)
-        assert (kept <= counts).all()
-        assert kept.sum() == min(tokens, counts.sum())
-        total = sum(scores[:k, b].sum() for b, k in enumerate(kept))
-        best = max(
-            scores[:i, 0].sum() + scores[:j, 1].sum()
-            for i in range(counts[0] + 1) for j in range(counts[1] + 1) if i + j <= tokens
-        )  # fmt: skip
-        assert total == pytest.approx(best)
-
-
-def test_a_drawn_token_is_chosen_by_what_is_known_before_it_is_drawn():
-    """Two drafts that differ in what was drawn last: the budget keeps as much of both."""
-    for drawn in (0.05, 0.6):
-        given = [stats([0.6, 0.5], largest=[0.6, 0.5]), stats([drawn, 0.5], largest=[0.6, 0.5])]
-        assert best_prefixes(given, np.array([2, 2]), 2).tolist() == [1, 1]
-        assert best_prefixes(given, np.array([2, 2]), 3).tolist() == [2, 1]
-
-
-def test_a_draft_goes_on_by_what_is_known_before_a_token_is_drawn():
-    """What one sequence drew last does not say whether the other goes on."""
-    for drawn in (0.05, 0.6):
-        schedule = started("budget:tokens=1,max_length=4", batch_size=2)
-        schedule.lengths(np.array([100, 100]))
-        continue_drafting = schedule.continue_drafting(
-            0, stats([drawn, 0.3], largest=[0.6, 0.3], entropy=1.0)
-        )
-        assert continue_drafting.tolist() == [drawn == 0.6, False]
-
-
-def test_the_budget_ends_drafts_that_cannot_win():
-    schedule = started("budget:tokens=2,max_length=4", number=2, batch_size=2)
-    assert schedule.lengths(np.array([9, 9])).tolist() == [4, 4]
-    assert schedule.continue_drafting(0, stats([0.9, 0.2], entropy=1.0)).tolist() == [True, True]
-    assert schedule.continue_drafting(1, stats([0.9, 0.9], entropy=1.0)).tolist() == [True, False]
-    assert schedule.continue_drafting(2, stats([0.1, 0.9], entropy=1.0)).tolist() == [False, False]
-    assert schedule.settle(np.array([3, 2])).tolist() == [2, 0]
-    of_the_batch = started("budget", number=2, batch_size=2)
-    assert of_the_batch.lengths(np.array([9, 9])).tolist() == [4, 4]
-    for number in range(2):
-        of_the_batch.continue_drafting(number, stats([0.9, 0.9], entropy=1.0))
-    assert of_the_batch.settle(np.array([2, 2])).tolist() == [2, 2]
 
 
 WRONG = {

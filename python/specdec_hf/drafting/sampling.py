@@ -117,7 +117,7 @@ def token_stats(
     drawn = probs.gather(2, tokens.clamp(min=0)[..., None].to(device))[..., 0]
     # 0 * log(0) is 0 here.
     entropy = -(probs * logprobs.clamp(min=torch.finfo(torch.float32).min)).sum(dim=-1)
-    stats = torch.stack([drawn, probs.amax(dim=-1), entropy])
+    stats = torch.stack([drawn, entropy])
     read = stats.masked_fill(tokens.to(device) < 0, torch.nan).cpu().numpy()
     return [TokenStats(*np.ascontiguousarray(read[:, :, i])) for i in range(tokens.shape[1])]
 

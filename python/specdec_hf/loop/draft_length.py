@@ -156,10 +156,8 @@ class DraftLengthPolicy:
         assert draft.counts is not None
         assert self.drafter is not None
         counts = np.minimum(draft.counts, self._limits)
-        if not self.schedule.reads_token_stats:
+        if self.asked or not self.schedule.reads_token_stats:
             return counts
-        if self.asked:
-            return np.minimum(self.schedule.settle(counts), counts)
         absent = np.arange(draft.tokens.shape[1]) >= draft.counts[:, None]
         if draft.distribution is not None:
             self.stats.device_reads += 1

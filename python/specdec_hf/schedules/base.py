@@ -43,18 +43,16 @@ class TokenStats:
 
     Attributes:
         probability: of the drafted token.
-        largest: the largest probability.
         entropy: in nats.
     """
 
     probability: NDArray[np.float32]
-    largest: NDArray[np.float32]
     entropy: NDArray[np.float32]
 
     @classmethod
     def of_confidence(cls, confidence: NDArray[np.float32]) -> TokenStats:
         """The statistics of tokens whose drafter reports a confidence [B] only."""
-        return cls(confidence, confidence, np.full_like(confidence, np.nan))
+        return cls(confidence, np.full_like(confidence, np.nan))
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +157,7 @@ class Schedule(ABC):
             on = on & goes
             kept = np.where(asked if drawn else on, i + 1, kept)
             on &= counts > i + 1
-        return self.settle(kept)
+        return kept
 
     def nodes(self, depth: int, values: NDArray[np.float64]) -> int:
         """How many nodes of a drafted tree to verify, the same number for each sequence.
@@ -171,10 +169,6 @@ class Schedule(ABC):
         """
         most: int = values.shape[1]
         return most
-
-    def settle(self, counts: Lengths) -> Lengths:
-        """The lengths [B] of a draft that `continue_drafting` ended; they may only be reduced."""
-        return counts
 
     def observe(self, outcome: Outcome) -> None:  # noqa: B027  # need not be overridden
         """Learn what became of the last round's drafts."""

@@ -53,9 +53,6 @@ SCHEDULES: dict[str, Entry] = {
     "optimal": Entry(
         "optimal:OptimalSchedule", "the length with the most measured tokens per second"
     ),
-    "budget": Entry(
-        "budget:BudgetSchedule", "shares one number of drafts among a batch by confidence"
-    ),
 }
 
 
