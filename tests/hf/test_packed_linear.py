@@ -186,7 +186,9 @@ def test_a_copy_of_a_model_packed_in_place_is_packed_by_who_reads_it(tied, copie
 
 
 def test_a_weight_and_a_module_that_layers_share_are_packed_and_counted_once():
-    model = build("llama", tie_word_embeddings=False)
+    other, model = (build("llama", tie_word_embeddings=False) for _ in range(2))
+    pack_(other)
+    decode(other, (9,))  # the cache that serves it does not serve the model
     first, second = model.model.layers
     first.mlp.up_proj.weight = second.mlp.up_proj.weight
     second.self_attn = first.self_attn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import weakref
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -161,8 +162,9 @@ def _configuration(model: Any) -> tuple[Any, ...]:
     config = model.config.to_dict()
     for name in ("_name_or_path", "transformers_version", "architectures"):
         config.pop(name, None)
-    # The classes of the modules tell apart quantized, adapted and patched models.
-    modules = frozenset(type(module) for module in model.modules())
+    # The classes of the modules tell apart quantized, adapted and patched models, and their numbers
+    # those whose layers share one.
+    modules = frozenset(Counter(type(module) for module in model.modules()).items())
     patched = getattr(model.__dict__.get("forward"), "__code__", None)
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     return (
