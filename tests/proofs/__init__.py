@@ -39,7 +39,7 @@ from proofs.comparisons import (
     tensors,
 )
 from proofs.distributions import filtered_distribution, joint_distribution
-from proofs.drawn_trees import lineage
+from proofs.drawn_trees import drawn_trees, lineage
 from proofs.enumeration import enumerate_distribution
 from proofs.row import sample_case
 from proofs.tree import tree_case
