@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from specdec_hf import SpeculativeDecoder, TrieTree, generate
+from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
-from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.drafting.drafter import Draft, State, StatelessDrafter
 
 from bench.tiny_models.config import ORDINARY, PAD
 
@@ -23,7 +24,7 @@ LENGTHS = (9, 5, 11)  # of a batch; the first is the single prompt's
 Inputs = dict[str, torch.Tensor]
 
 
-class OracleDrafter(Drafter):
+class OracleDrafter(StatelessDrafter):
     """Drafts the right text with every third token wrong, and another number for each sequence.
 
     Acceptance, rejection and rollback so occur in every call, at other places in every sequence.
@@ -42,8 +43,9 @@ class OracleDrafter(Drafter):
         self.wrong[:, columns] = (texts[:, columns] - low + 7) % (high - low) + low
         self.starts: np.ndarray | None = None
 
-    def start(self, context: Any) -> None:
+    def begin(self, call: DrafterCall) -> State:
         self.starts = None
+        return self
 
     def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
         gamma = int(limits.max())
@@ -91,7 +93,7 @@ def calls(expected: torch.Tensor, columns: int) -> dict[str, Callable[[Any, Inpu
     chain = {"num_assistant_tokens": GAMMA, "guard": False}
     tree = {"tree": TrieTree(sequences=2, depth=GAMMA), "guard": False}
 
-    def two() -> list[Drafter]:
+    def two() -> list[OracleDrafter]:
         return [OracleDrafter(texts, 2), OracleDrafter(texts, 1)]
 
     def custom(model: Any, inputs: Inputs) -> Any:

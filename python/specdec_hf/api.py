@@ -9,7 +9,6 @@ module in the place of the lazily loaded function ``specdec_hf.generate``.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,11 +17,9 @@ import torch
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from specdec_hf.arguments import check_integer, check_integers, check_sequence, shown
-from specdec_hf.beams.search import beam_search
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.loop.assistant import with_assistant
 from specdec_hf.loop.begin import begin
-from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE, Asked, run_continuous
 from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
@@ -206,30 +203,22 @@ class SpeculativeDecoder(Options):
                 f"{shown(self.streamer)}"
             )
         check_language_model("model", model)
-        chunk = PREFILL_CHUNK_SIZE if prefill_chunk_size is None else prefill_chunk_size
-        if source is not None:
+        chunk = prefill_chunk_size
+        if source is None and chunk is not None:
+            kwargs["prefill_chunk_size"] = chunk
+        elif chunk is not None:
             chunk = check_integer("prefill_chunk_size", chunk, 1)
-        elif prefill_chunk_size is not None:
-            kwargs["prefill_chunk_size"] = prefill_chunk_size
         call = self._prepare(model, input_ids, num_top_logprobs, **kwargs)
         if source is not None:
-            first = Asked(
-                call, model.device, self.seed if seed is None else seed, cancelled or _never
-            )
-            stats = yield from run_continuous(
-                model, lambda call, seeds: _begin(model, call, replace(self, seed=seeds)), first,
-                functools.partial(self._next_call, model, source), chunk,
-                records_graphs=bool(self.compile) and compiles_on(model.device),
-            )  # fmt: skip
-            return SpecOutput(stats=stats)
+            seed = self.seed if seed is None else seed
+            return (yield from self._joined(model, (call, seed, cancelled), source, chunk))
         session = _begin(model, call, self._with_seed(seed))
-        lease = session.lease
         try:
             while not session.done:
                 yield from step(session)
             return finish(session)
         finally:
-            lease.release()
+            session.borrower.held = False
 
     def _prepare(
         self,
@@ -254,16 +243,37 @@ class SpeculativeDecoder(Options):
             call = replace(call, num_top_logprobs=_checked_counts(num_top_logprobs, len(call.mask)))
         return call
 
-    def _next_call(
-        self, model: Any, source: Callable[[int], dict[str, Any] | None], running: int
-    ) -> Asked | None:
-        """The next sequence of the ``source`` of `stream`, as `run_continuous` takes it."""
-        given = source(running)
-        if given is None:
-            return None
-        given = dict(given)
-        seed, cancelled = given.pop("seed", self.seed), given.pop("cancelled", _never)
-        return Asked(self._prepare(model, **given), model.device, seed, cancelled)
+    def _joined(
+        self,
+        model: Any,
+        first: tuple[Call, Any, Callable[[], bool] | None],
+        source: Callable[[int], dict[str, Any] | None],
+        chunk: int | None,
+    ) -> Generator[Step, None, SpecOutput]:
+        """The rounds of a batch that sequences of ``source`` join; see `stream`.
+
+        Args:
+            first: the call that the batch begins with, its seeds, and whether it was given up.
+        """
+        from specdec_hf.loop.continuous import Asked, run_continuous  # noqa: PLC0415  # for servers
+
+        def asked(call: Call, seed: Any, cancelled: Callable[[], bool] | None) -> Asked:
+            return Asked(call, model.device, seed, cancelled or _never)
+
+        def next_call(running: int) -> Asked | None:
+            given = source(running)
+            if given is None:
+                return None
+            given = dict(given)
+            seed, cancelled = given.pop("seed", self.seed), given.pop("cancelled", None)
+            return asked(self._prepare(model, **given), seed, cancelled)
+
+        stats = yield from run_continuous(
+            model, lambda call, seeds: _begin(model, call, replace(self, seed=seeds)),
+            asked(*first), next_call, chunk,
+            records_graphs=bool(self.compile) and compiles_on(model.device),
+        )  # fmt: skip
+        return SpecOutput(stats=stats)
 
     def _with_seed(self, seed: Any) -> Options:
         """The options of one call."""
@@ -284,7 +294,7 @@ def run(session: Session, streamer: Streamer | None = None) -> Any:
             streamer.end()
         output = finish(session)
     finally:
-        session.lease.release()
+        session.borrower.held = False
     return output if session.call.return_dict else output.sequences
 
 
@@ -296,6 +306,8 @@ def _decode(model: Any, call: Call, options: Options, streamer: Streamer | None)
     """The output of a call: the rounds of a session, or of a beam search."""
     if call.beams is None:
         return run(_begin(model, call, options), streamer)
+    from specdec_hf.beams.search import beam_search  # noqa: PLC0415  # another loop
+
     output = beam_search(model, call, with_assistant(options, call.assistant))
     return output if call.return_dict else output.sequences
 
@@ -342,7 +354,6 @@ def warm_up(
     Raises:
         TypeError: an argument of a wrong type, by name.
         ValueError: a number below 1, no batch size, or options that do not fit the model.
-        RuntimeError: a drafter that a call is using.
 
     >>> from specdec_hf import generate, warm_up
     >>> warm_up(model, batch_sizes=(1, 8))  # doctest: +SKIP
@@ -361,7 +372,7 @@ def warm_up(
             num_beams=1, num_return_sequences=1,
         )  # fmt: skip
         session = _begin(model, call, decoder)
-        session.lease.release()
+        session.borrower.held = False
         made[size] = session.stats
     return made
 

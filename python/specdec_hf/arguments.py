@@ -21,6 +21,13 @@ _LONGEST = 100  # characters of a value in a message
 _SIZED = (str, bytes, list, tuple, dict, set)
 
 
+class Refused(ValueError):  # in no need of a longer name
+    """A call or a model does not go with what was asked for: the reason of what is done instead.
+
+    Every other ValueError is a fault of the program or of an argument, and is never a reason.
+    """
+
+
 class Parameter(NamedTuple):
     """A sampling parameter: the value that changes nothing, and the rule that values must keep."""
 

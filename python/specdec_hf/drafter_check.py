@@ -11,8 +11,7 @@ Terms:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,9 +23,10 @@ from transformers import GenerationConfig
 from specdec_hf.api import generate
 from specdec_hf.arguments import check_integer
 from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.drafting.call import DrafterCall, reads_draft
 from specdec_hf.drafting.checks import read_chain
-from specdec_hf.drafting.context import DraftContext, History, reads_draft
-from specdec_hf.drafting.drafter import Draft, Drafter, drafts_trees, rules_of
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Draft, Drafter, State, drafts_trees, rules_of
 from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.protocol import vocab_size_of
 from specdec_hf.trees import as_layout
@@ -201,12 +201,11 @@ class _Run:
     def generate(self, samples: int, seed: int) -> None:
         """Generate the texts."""
         if not self.trees and reads_draft(self.options["rule"]):
-            with _recorded(self.drafter, self.record):
-                self._generate(samples, seed)
+            self._generate(_recorded(self.drafter, self.record), samples, seed)
         else:
-            self._generate(samples, seed)
+            self._generate(self.drafter, samples, seed)
 
-    def _generate(self, samples: int, seed: int) -> None:
+    def _generate(self, drafter: Any, samples: int, seed: int) -> None:
         pit_values = []
         for first in range(0, samples, SEQUENCES_AT_ONCE):
             count = min(SEQUENCES_AT_ONCE, samples - first)
@@ -215,7 +214,7 @@ class _Run:
                 self.model,
                 prompts,
                 attention_mask=torch.ones_like(prompts),
-                drafter=self.drafter,
+                drafter=drafter,
                 seed=[seed * samples + first + n for n in range(count)],
                 return_dict_in_generate=True,
                 **self.options,
@@ -242,46 +241,38 @@ class _Run:
 
     def record(self, draft: Draft, active: NDArray[np.bool_]) -> None:
         """Keep the PIT values of a round's drafts in the distributions reported with them."""
-        distribution = draft.distribution
-        assert distribution is not None
+        drawn = draft.drawn
+        assert drawn is not None
         assert draft.counts is not None
-        logits = distribution.logits.double()
-        survive = distribution.logits >= distribution.threshold[..., None]
-        temperature = torch.as_tensor(distribution.temperature, dtype=torch.float64)
-        scaled = logits / temperature.to(logits.device).reshape(-1, 1, 1)
-        rows = (scaled - distribution.logsumexp[..., None]).exp().masked_fill(~survive, 0.0)
+        survive = drawn.logits >= drawn.threshold[..., None]
+        scaled = drawn.logits.double() / self.options["temperature"]
+        rows = (scaled - drawn.logsumexp[..., None]).exp().masked_fill(~survive, 0.0)
         tokens = draft.tokens.to(rows.device)
-        drawn = np.arange(tokens.shape[1]) < draft.counts[:, None]
-        self.drafts.append(self.pit_values(rows, tokens.clamp(min=0))[drawn & active[:, None]])
+        counted = np.arange(tokens.shape[1]) < draft.counts[:, None]
+        self.drafts.append(self.pit_values(rows, tokens.clamp(min=0))[counted & active[:, None]])
 
 
-@contextmanager
-def _recorded(
-    drafter: Drafter, record: Callable[[Draft, NDArray[np.bool_]], None]
-) -> Iterator[None]:
-    """Hand the drafts of a drafter, as the loop reads them, to ``record`` too."""
-    propose, start = drafter.propose, drafter.start
-    notes_nothing: list[DraftContext] = []  # the loop notes the same faults
+def _recorded(drafter: Drafter, record: Callable[[Draft, NDArray[np.bool_]], None]) -> Drafter:
+    """A drafter whose drafts, as the loop reads them, ``record`` gets too."""
+    recording = copy.copy(drafter)
 
-    def begin(context: DraftContext) -> None:
-        notes_nothing[:] = [replace(context, note=lambda text: None)]
-        start(context)
+    def begin(call: DrafterCall) -> State:
+        state = copy.copy(drafter.begin(call))  # some drafters are their own states
+        propose, silent = state.propose, replace(call, note=lambda text: None)
 
-    def recorded(history: History, limits: NDArray[np.int64]) -> Any:
-        proposed = propose(history, limits)
-        if isinstance(proposed, Draft) and proposed.distribution is not None:
-            gamma = int(limits.max())
-            draft = read_chain(drafter, proposed, history, gamma, notes_nothing[0])
-            if draft is not None:
-                record(draft, history.active)
-        return proposed
+        def recorded(texts: History, limits: NDArray[np.int64]) -> Any:
+            proposed = propose(texts, limits)
+            if isinstance(proposed, Draft) and proposed.drawn is not None:
+                draft = read_chain(drafter, proposed, texts, int(limits.max()), silent)
+                if draft is not None:  # the loop notes the same faults
+                    record(draft, texts.active)
+            return proposed
 
-    drafter.propose = recorded  # type: ignore[method-assign]
-    drafter.start = begin  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del drafter.propose, drafter.start
+        state.propose = recorded  # type: ignore[method-assign]
+        return state
+
+    recording.begin = begin  # type: ignore[method-assign]
+    return recording
 
 
 def _finding(name: str, pit_values: NDArray[np.float64]) -> Finding:

@@ -8,7 +8,7 @@ import torch
 from specdec_hf import ModelDrafter, PromptLookupDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.token_recycling import TokenRecyclingDrafter
-from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.drafting.drafter import StatelessDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
 from specdec_hf.lab.analysis.operations import measure_operations
@@ -94,7 +94,7 @@ def test_a_copying_drafter_counts_as_one_hot_and_only_where_it_drafts():
     assert measured_by([]).to_dict()["alpha"] is None
 
 
-class Peeking(Drafter):
+class Peeking(StatelessDrafter):
     """Drafts the next token of the array that it is given, and remembers what it saw."""
 
     name = "peeking"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hf.recorded_ops import spied_reads
 from specdec_hf import EagleTree, TreeSpec, generate
-from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
+from specdec_hf.drafters.growing_tree import GrowingTreeState
 from specdec_hf.drafting import checks
 from specdec_hf.loop import rounds
 from specdec_hf.loop.begin import begin as begin_call
@@ -54,7 +54,7 @@ def test_a_round_reads_from_the_device_once(drafter, tree):
     # A draft's tokens are read where they are on the host, which this test's are.
     # Scores of a growing tree, accepted paths and prompts are too, and on a CPU alone.
     allowed = (
-        (rounds, "read_verdict"), (checks, "read_chain"), (GrowingTreeDrafter, "_continues"),
+        (rounds, "read_verdict"), (checks, "read_chain"), (GrowingTreeState, "_continues"),
         (spec_cache, "_is_in_place"), (spec_runner, "_without_padding"),
     )  # fmt: skip
     with spied_reads(*allowed) as (calls, others):
@@ -79,7 +79,7 @@ def test_lengths_count_committed_tokens(drafter):
             assert appended.finished or grown[appended.sequence] == accepted + 1
         assert (grown[~active] == 0).all()
         if drafter == "model":
-            trailing = session.history.lengths - session.drafter._draft.runner.lengths
+            trailing = session.history.lengths - session.state.stepper.runner.lengths
             full = [s.sequence for s in steps if len(s.tokens) == 6 and s.kinds[-1] == "bonus"]
             assert (trailing[active] >= 1).all()
             assert all(trailing[b] == 2 for b in full)

@@ -4,27 +4,37 @@ Over a tree, a smaller drafter guesses its nodes: the same tree by fewer forward
 """
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Drafter, HorizontalCascade, ModelDrafter, TreeSpec, VerticalCascade, generate
-from specdec_hf.drafters.cascade import level_context
+from specdec_hf import (
+    HorizontalCascade,
+    ModelDrafter,
+    StatelessDrafter,
+    TreeSpec,
+    VerticalCascade,
+    generate,
+)
+from specdec_hf.drafters.cascade import HorizontalState, VerticalState, level_call
 from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
-from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Needs
 from support import hf_models
 from support.cli_models import one_line_error, succeed
 from support.drafter_proof import (
     SIGNIFICANCE,
     VOCAB,
     assert_greedy_identical,
-    context_of,
+    call_of,
+    history_of,
     joint_p_value,
     target,
+    with_states,
 )
 
-from specdec_kernels import SampledDraft, Verdict, sample
+from specdec_kernels import Verdict, sample
 
 
 def middle(model):
@@ -53,50 +63,57 @@ def test_text_of_nested_cascades_is_that_of_the_target_alone():
     assert out.stats.accepted > 0
 
 
-class SamplesTheMiddle(VerticalCascade):
+class SamplesTheMiddle(VerticalState):
     """After a rejection it draws from the draft model, as if that were the residual."""
 
-    def _verify(self, logits, ids, distribution, seeds, positions):
-        made = super()._verify(logits, ids, distribution, seeds, positions)
+    def _verify(self, logits, ids, drawn, seeds, positions):
+        made = super()._verify(logits, ids, drawn, seeds, positions)
         at = made.num_accepted.long()[:, None]
         rows = logits.gather(1, at[..., None].expand(-1, 1, logits.shape[2]))[:, 0]
-        drawn = sample(rows, seeds=seeds, positions=positions + 999).tokens
-        tokens = made.tokens.scatter(1, at, drawn[:, None])
+        found = sample(rows, seeds=seeds, positions=positions + 999).tokens
+        tokens = made.tokens.scatter(1, at, found[:, None])
         return Verdict(tokens, made.num_accepted, made.status, made.logprobs, made.accept_probs)
 
 
-class SharesItsNoise(VerticalCascade):
+class SharesItsNoise(VerticalState):
     """The draft model verifies with the noise with which the target will."""
 
     def _round_seeds(self, lengths):
-        return self._context.seeds
+        return self.call.seeds
 
 
-@pytest.mark.parametrize("kind", [VerticalCascade, SamplesTheMiddle, SharesItsNoise])
+def of_kind(kind, drafter):
+    """The cascade, with states of this kind."""
+    drafter.begin = lambda call: kind(drafter, call)
+    return drafter
+
+
+@pytest.mark.parametrize("kind", [VerticalState, SamplesTheMiddle, SharesItsNoise])
 def test_a_vertical_cascade_is_exact_and_wrong_ones_are_rejected(kind):
     model, _ = target()
     below = hf_models.build("llama", 5, vocab_size=VOCAB)
-    p_value = joint_p_value(kind(middle(model), below, 2), "token", texts=500)
-    assert (p_value < SIGNIFICANCE) == (kind is not VerticalCascade)
+    drafter = of_kind(kind, VerticalCascade(middle(model), below, 2))
+    p_value = joint_p_value(drafter, "token", texts=500)
+    assert (p_value < SIGNIFICANCE) == (kind is not VerticalState)
 
 
-class ReportsNoThresholds(HorizontalCascade):
+class ReportsNoThresholds(HorizontalState):
     """Its Q is that of drafts without filters."""
 
-    def propose(self, history, limits):
-        draft = super().propose(history, limits)
-        rows = draft.distribution
-        unfiltered = torch.full_like(rows.threshold, -torch.inf)
-        draft.distribution = SampledDraft(rows.logits, rows.logsumexp, unfiltered, rows.temperature)
+    def propose(self, texts, limits):
+        draft = super().propose(texts, limits)
+        unfiltered = torch.full_like(draft.drawn.threshold, -torch.inf)
+        draft.drawn = dataclasses.replace(draft.drawn, threshold=unfiltered)
         return draft
 
 
 @pytest.mark.parametrize(
     ("filters", "seeds"), [({"top_k": 2}, (1, 2)), ({"top_p": 0.7}, (3, 4))], ids=["top-k", "top-p"]
 )
-@pytest.mark.parametrize("kind", [HorizontalCascade, ReportsNoThresholds])
+@pytest.mark.parametrize("kind", [HorizontalState, ReportsNoThresholds])
 def test_a_horizontal_cascade_is_exact_under_filters(kind, filters, seeds):
-    drafter = kind([hf_models.build("llama", seed, vocab_size=VOCAB) for seed in seeds], [1])
+    models = [hf_models.build("llama", seed, vocab_size=VOCAB) for seed in seeds]
+    drafter = of_kind(kind, HorizontalCascade(models, [1]))
     p_value = joint_p_value(drafter, "token", texts=1000, prompt=0, **filters)
     assert (p_value < SIGNIFICANCE) == (kind is ReportsNoThresholds)
 
@@ -104,22 +121,22 @@ def test_a_horizontal_cascade_is_exact_under_filters(kind, filters, seeds):
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_noise_of_a_round_is_drawn_once(rule):
     """Whatever a cascade holds, no two drafts of a round or of two rounds share their noise."""
-    root = context_of(None, rule)
+    root = call_of(None, rule)
     seen = []
     for length in (10, 11, 12):
-        history = History(np.zeros((1, length), dtype=np.int64), np.array([length]), np.ones(1))
-        first, second = level_context(root, 0), level_context(root, 1)
-        third, fourth = level_context(second, 0), level_context(second, 1)
-        for context in (first, second):
-            context.begin(history)
+        first, second = level_call(root, 0), level_call(root, 1)
+        third, fourth = level_call(second, 0), level_call(second, 1)
+        for call in (first, second):
+            call.begin_round(history_of([0] * length))
         for after in range(2):
-            for context in (third, fourth):
-                context.begin(history)
-            for context in (first, third, fourth):
-                positions = context.noise_positions(np.array([length + after]), range(3))
-                seen += [(context.seeds.item(), at) for at in positions[0].tolist()]
-                context.asks += 1
-            second.asks += 1
+            for call in (third, fourth):
+                call.begin_round(history_of([0] * length))
+            for call in (first, third, fourth):
+                texts = history_of([0] * (length + after))
+                positions = call._noise_positions(texts, np.arange(3), None, call.seeds.device)
+                seen += [(call.seeds.item(), at) for at in positions[0].tolist()]
+                call.round.asked += 1
+            second.round.asked += 1
     assert len(set(seen)) == len(seen) == 3 * 2 * 3 * 3
 
 
@@ -144,7 +161,7 @@ def test_a_later_drafter_goes_on_from_the_drafts_of_those_before_it():
     assert out.stats.draft_acceptance_rate == 1
 
 
-class Watched(Drafter):
+class Watched(StatelessDrafter):
     """Drafts a text in which every third token is wrong, and compares what it is told of it."""
 
     rolls_back = True
@@ -170,9 +187,9 @@ class Watched(Drafter):
         ]
         return self.drafts
 
-    def commit(self, outcome):
+    def commit(self, texts, done):
         if self.asked is not None and self.told is None:
-            self.told = outcome.accepted.copy()
+            self.told = done.accepted.copy()
 
 
 @pytest.mark.parametrize("kind", ["vertical", "horizontal"])
@@ -243,23 +260,22 @@ def test_guesses_change_no_tree_and_save_forwards(rule, guesser):
     assert fewer <= forwards, "a guess is never a forward of its own"
 
 
-class Watches(RandomDrafter):
-    candidates, rolls_back, seen = 3, True, ()
-
-    def observe(self, history, candidates):
-        self.seen += (candidates.ids.shape[2],)
-
-
 def test_a_guesser_reads_the_targets_candidates_beside_one_that_reads_none():
-    model, watches = draft_model(), Watches()
+    seen = []
+
+    def watched(state, call):
+        state.commit = lambda texts, done: seen.append(done.candidates)
+
+    model, watches = draft_model(), with_states(RandomDrafter(), watched)
+    watches.needs = Needs(candidates=3)
     cascades = [VerticalCascade(model, one) for one in (watches, "prompt_lookup")]
     out, _ = decoded(cascades, model, "match", tree=(2, 1))
-    assert watches.seen == (3,) * out.stats.rounds
+    told = [one.ids.shape[2] for one in seen if one is not None]
+    assert told == [3] * out.stats.rounds
 
 
 def test_names_and_models_of_a_cascade_are_checked():
     model = hf_models.tiny("llama")
-    same = ModelDrafter(model)
     assert VerticalCascade(model, "prompt_lookup").drafters[0].name == "prompt_lookup"
     for drafter, message in (
         ("magic", "a cascade must hold drafters with a name, got 'magic'"),
@@ -268,8 +284,6 @@ def test_names_and_models_of_a_cascade_are_checked():
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             VerticalCascade(model, drafter)
-    with pytest.raises(ValueError, match="drafter must hold an object once, got one ModelDrafter"):
-        generate(model, torch.tensor([[1, 2]]), drafter=HorizontalCascade([same, same], [1]))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from specdec_hf import Drafter, ModelDrafter, TrieTree, check_drafter, drafter_check, generate
+from specdec_hf import (
+    ModelDrafter,
+    StatelessDrafter,
+    TrieTree,
+    check_drafter,
+    drafter_check,
+    generate,
+)
 from support import hf_models
 
 from specdec_kernels.analysis.uniforms import acceptance_uniforms
@@ -55,24 +62,30 @@ def test_a_model_with_a_tree_passes(target, smaller):
 
 
 class HotterThanReported(ModelDrafter):
-    def start(self, context):
-        super().start(context)
-        sampling = self._draft.sampler.sampling
-        sampling["temperature"] = sampling["temperature"] * 2
+    def begin(self, call):
+        state, draw = super().begin(call), call.draw
+        hot = call.sampling.temperature * 2
+
+        def drawing(*told, sampling):
+            return draw(*told, sampling={**sampling, "temperature": hot})
+
+        object.__setattr__(call, "draw", drawing)
+        return state
 
 
-class KnowsTheUniforms(Drafter):
+class KnowsTheUniforms(StatelessDrafter):
     """Drafts the second token where the uniform would reject it, so that it is never emitted."""
 
     rules = ("token",)
 
-    def start(self, context):
-        self.context = context
+    def begin(self, call):
+        self.call = call
+        return self
 
-    def propose(self, history, limits):
-        lengths = torch.from_numpy(history.lengths.copy())
-        uniforms = acceptance_uniforms(self.context.seeds, lengths, 1)
-        logits = self.context.model(torch.from_numpy(history.tokens[:, : lengths[0]].copy())).logits
+    def propose(self, texts, limits):
+        lengths = torch.from_numpy(texts.lengths.copy())
+        uniforms = acceptance_uniforms(self.call.seeds, lengths, 1)
+        logits = self.call.model(torch.from_numpy(texts.tokens[:, : lengths[0]].copy())).logits
         best = logits[:, -1].softmax(dim=-1).topk(2)
         return torch.where(uniforms < best.values[:, :1], best.indices[:, :1], best.indices[:, 1:])
 

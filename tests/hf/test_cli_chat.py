@@ -165,7 +165,8 @@ def drafting(folder):
     )
     settings = replace(given, sampling=dict(given.sampling))
     loaded = load(settings, check(settings), lambda text: None)
-    return Conversation(loaded, make_decoder(settings, loaded.drafter), settings, View(), given)
+    decoder = make_decoder(settings, loaded.drafter, loaded.tokenizer)
+    return Conversation(loaded, decoder, settings, View(), given)
 
 
 def said(conversation, capsys, *texts):

@@ -133,7 +133,8 @@ def test_the_target_and_other_models_are_not_overwritten(folder, tmp_path):
     [
         (("--learning-rate", 1e30), "float16", r"the loss in step \d+ is nan"),
         (("--learning-rate", 1e37, "--head", "medusa"), "float32", "the sum of a weight in step 2"),
-        (("--learning-rate", 1e6, "--draft-model", "--width", 32), "float32", "the norm of the gr"),
+        # Squares of such weights are infinite, so that norms give 0, and the loss stays finite.
+        (("--learning-rate", 1e30, "--draft-model", "--width", 32), "float32", "the norm of the g"),
     ],
 )
 def test_training_that_diverges_says_so_and_what_to_try(folder, tmp_path, options, dtype, what):

@@ -15,15 +15,13 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.drafting.context import DraftContext
-from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.loop.history import CommittedTokens
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import run_stream
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
-from support.drafter_proof import datastore
+from support.drafter_proof import call_of, datastore, with_states
 from support.hf_models import eagle_folder, head_folder
 
 MODEL = hf_models.build("llama", vocab_size=11)  # few tokens, so that texts repeat themselves
@@ -234,49 +232,41 @@ def test_what_a_prompt_has_in_common_with_a_text_that_runs_is_not_read_again(
         assert alone_read == [48, 2, 1, 6, 1, 2]
 
 
-class Watching(PromptLookupDrafter):
-    """Remembers what its context says of each sequence that runs, by the seed."""
-
-    joins = True
-
-    def __init__(self, seen):
-        super().__init__()
-        self.seen = seen
-
-    def start(self, context):
-        super().start(context)
-        self.context = context
-
-    def propose(self, history, limits):
-        for b in np.flatnonzero(history.active):
-            seed = int(self.context.seeds[b])
-            self.seen.setdefault(seed, set()).add(round(float(self.context.temperature[b]), 3))
-        return super().propose(history, limits)
-
-
 def test_a_drafter_sees_the_seed_and_the_temperature_of_the_sequence():
     order, seen = [2, 5, 0, 6], {}
-    decode(order, Arrivals(order[1:], 1, 2), drafter=Watching(seen))
+
+    def watched(state, call):
+        propose = state.propose
+
+        def watching(texts, limits):
+            for b in np.flatnonzero(texts.active):
+                temperature = round(float(call.sampling.temperature[b]), 3)
+                seen.setdefault(int(call.seeds[b]), set()).add(temperature)
+            return propose(texts, limits)
+
+        state.propose = watching
+
+    drafter = with_states(PromptLookupDrafter(), watched)
+    decode(order, Arrivals(order[1:], 1, 2), drafter=drafter)
     assert seen == {ASKED[k]["seed"]: {ASKED[k].get("temperature", 1.0)} for k in order}
 
 
-def test_a_sampler_on_another_device_learns_of_the_sequence():
-    """It has copies of its own, as here."""
+def test_what_a_call_has_on_another_device_follows_a_sequence_that_joins():
+    """There it has copies of its own, as here."""
 
-    def sampler(seeds, temperatures):
-        context = DraftContext(
-            MODEL, "match", torch.tensor(temperatures), torch.tensor([0, 0]), 1.0, 0.0,
-            torch.tensor(seeds), batch_size=2, max_length=9, max_draft=3,
-        )  # fmt: skip
-        made = RowSampler(context, MODEL.device, {"min_p": 0.1})
-        made.seeds = made.seeds.clone()
-        return made
+    def told(seeds, temperatures):
+        others = {"top_k": torch.zeros(2, dtype=int), "top_p": torch.ones(2)}
+        call = call_of(MODEL, "match", seeds=torch.tensor(seeds), min_p=torch.zeros(2),
+                       temperature=torch.tensor(temperatures), **others)  # fmt: skip
+        held = call.sampling_on(MODEL.device)
+        call._placed[MODEL.device] = {name: value.clone() for name, value in held.items()}
+        return call
 
-    ours, theirs = sampler([1, 2], [0.5, 0.6]), sampler([3, 4], [0.7, 0.8])
-    ours.adopt(0, theirs, 1)
-    assert ours.seeds.tolist() == [4, 2]
-    assert ours.sampling["temperature"].tolist() == torch.tensor([0.8, 0.6]).tolist()
-    assert ours.sampling["min_p"] == 0.1
+    ours, theirs = told([1, 2], [0.5, 0.6]), told([3, 4], [0.7, 0.8])
+    ours.take(0, theirs, 1)
+    held = ours.sampling_on(MODEL.device)
+    assert held["seeds"].tolist() == [4, 2]
+    assert held["temperature"].tolist() == torch.tensor([0.8, 0.6]).tolist()
 
 
 def test_zeros_follow_the_text_of_a_sequence_that_was_moved():
@@ -296,7 +286,10 @@ def test_zeros_follow_the_text_of_a_sequence_that_was_moved():
 
 
 class Sticky(PromptLookupDrafter):
-    """A subclass, which may keep more than the class below it knows of."""
+    """Its states are of a subclass, which may keep more than the class below it knows of."""
+
+    def begin(self, call):
+        return type("Keeps", (type(super().begin(call)),), {})(self, call)
 
 
 CLOSED = {

@@ -5,19 +5,19 @@ import pytest
 from host.slow_copying import chains, ends_of, match
 from specdec_hf import KeptTexts, PromptLookupDrafter, RestDrafter, SuffixAutomatonDrafter
 from specdec_host import Corpus
-from support.drafter_proof import Context, SeveralProposals, history_of
+from support.drafter_proof import begun, history_of
 
 LENGTHS = np.random.default_rng(5).integers(1, 40, 60)
 TEXTS = [np.random.default_rng(n).integers(0, 3, size).tolist() for n, size in enumerate(LENGTHS)]
 
 
-def drafted(drafter, context, texts, limits):
+def drafted(drafter, count, texts, limits):
     """For each text, its different chains, each as long as its limit or what was found."""
-    drafter.start(context())
-    draft = drafter.propose(history_of(*texts), np.array(limits))
+    state = begun(drafter, len(texts), num_proposals=count)
+    draft = state.propose(history_of(*texts), np.array(limits))
     if draft is None:
         return [[] for _ in texts]
-    rows = draft.tokens.numpy().reshape(len(texts), context.num_proposals, -1)
+    rows = draft.tokens.numpy().reshape(len(texts), count, -1)
     found = [[[t for t in chain if t >= 0] for chain in row.tolist()] for row in rows]
     return [[chain for chain in row if chain] for row in found]
 
@@ -34,15 +34,15 @@ def searched(text, gamma, count, max_ngram, min_ngram):
     return found[:count] if gamma else []
 
 
-@pytest.mark.parametrize("context", [Context, SeveralProposals], ids=["one", "several"])
+@pytest.mark.parametrize("count", [1, 3], ids=["one", "several"])
 @pytest.mark.parametrize(("longest", "shortest"), [(1, 1), (3, 1), (4, 2), (32, 3)])
-def test_prompt_lookup_copies_what_a_search_finds(longest, shortest, context):
+def test_prompt_lookup_copies_what_a_search_finds(longest, shortest, count):
     hits = 0
     for texts in zip(TEXTS[::2], TEXTS[1::2], strict=True):
         limits = [len(texts[0]) % 5, 1 + len(texts[1]) % 5]
-        got = drafted(PromptLookupDrafter(longest, shortest), context, texts, limits)
+        got = drafted(PromptLookupDrafter(longest, shortest), count, texts, limits)
         want = [
-            searched(text, limit, context.num_proposals, longest, shortest)
+            searched(text, limit, count, longest, shortest)
             for text, limit in zip(texts, limits, strict=True)
         ]
         assert got == want
@@ -50,13 +50,13 @@ def test_prompt_lookup_copies_what_a_search_finds(longest, shortest, context):
     assert hits > 20
 
 
-@pytest.mark.parametrize("context", [Context, SeveralProposals], ids=["one", "several"])
+@pytest.mark.parametrize("count", [1, 3], ids=["one", "several"])
 @pytest.mark.parametrize("shortest", [1, 3])
-def test_a_suffix_automaton_copies_what_a_search_finds(shortest, context):
+def test_a_suffix_automaton_copies_what_a_search_finds(shortest, count):
     for text in TEXTS:
         drafter = SuffixAutomatonDrafter(min_match=shortest, max_match=5, min_confidence=0.2)
-        (got,) = drafted(drafter, context, [text], [4])
-        want = chains(text, 4, context.num_proposals, 5, shortest, 0.2)
+        (got,) = drafted(drafter, count, [text], [4])
+        want = chains(text, 4, count, 5, shortest, 0.2)
         assert got == [tokens for tokens, _ in want]
 
 
@@ -75,9 +75,8 @@ def test_a_text_that_was_kept_is_copied_from_where_its_match_is_the_longest(kind
             drafter, own = RestDrafter(Corpus(np.array(kept)), 1, 6, 0.0), []
         else:
             drafter, own = SuffixAutomatonDrafter(max_match=6, keep=KeptTexts(2**16)), text
-            drafter.start(Context())
-            drafter.finish(history_of(kept))
-        (got,) = drafted(drafter, Context, [text], [1])
+            begun(drafter).end(history_of(kept))
+        (got,) = drafted(drafter, 1, [text], [1])
         mine = len(match(own, 6)) if own else 0
         sizes = (n for n in range(min(6, len(text)), 0, -1) if ends_of(kept, text[-n:]))
         longest = next(sizes, 0)

@@ -124,11 +124,13 @@ def test_a_call_that_is_broken_off_gives_the_buffers_back(llama):
         if value.numel() < 9:
             raise InterruptedError
 
+    drafter = ModelDrafter(with_noise(llama, 0.05))
     with pytest.raises(InterruptedError) as caught:
-        fast(llama, streamer=SimpleNamespace(put=put, end=list))
-    again = fast(llama)
+        fast(llama, drafter=drafter, streamer=SimpleNamespace(put=put, end=list))
+    again = fast(llama, drafter=drafter)
     assert caught.tb is not None  # it refers to the call
     assert again.stats.compiled.replayed == again.stats.rounds
+    assert again.stats.compiled.drafts[0].replayed > 0
     assert torch.equal(again.sequences, decode(llama).sequences)
 
 

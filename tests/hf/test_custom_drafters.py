@@ -1,36 +1,37 @@
 """Drafters of the caller, of chains and trees: what they may return, are told, and cannot harm."""
 
-import gc
+import itertools
 
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Draft, Drafter, PromptLookupDrafter, SpeculativeDecoder, TrieTree
+from specdec_hf import (
+    Draft,
+    Drawn,
+    SpeculativeDecoder,
+    StatelessDrafter,
+    SuffixAutomatonDrafter,
+    TrieTree,
+)
 from support import hf_models
 from support.hf_models import NEW, RAGGED, SAMPLED, run
-
-from specdec_kernels import SampledDraft
 
 TREES = pytest.mark.parametrize("tree", [None, TrieTree(depth=5)], ids=["chain", "trie"])
 
 
-class Proposes(Drafter):
+class Proposes(StatelessDrafter):
     name = "made up"
 
     def __init__(self, function, size=0, depth=0):
         self.function, self.size, self.depth = function, size, depth
 
-    def start(self, context):
-        self.context = context
-
-    def propose(self, history, limits):
-        self.context.noise_positions(history.lengths, 0)  # in vain
-        return self.function(history, int(limits.max()))
+    def propose(self, texts, limits):
+        return self.function(texts, int(limits.max()))
 
 
 def always(value):
     """Proposes the same, and nothing where the round takes no two tokens."""
-    return Proposes(lambda history, gamma: value if gamma > 1 else None)
+    return Proposes(lambda texts, gamma: value if gamma > 1 else None)
 
 
 def plain_text(lengths=RAGGED):
@@ -38,29 +39,29 @@ def plain_text(lengths=RAGGED):
     return model, inputs, model.generate(**inputs, max_new_tokens=NEW, do_sample=False).tolist()
 
 
-def write_arrays(history, gamma):
-    for array in (history.tokens, history.lengths, history.active):
+def write_arrays(texts, gamma):
+    for array in (texts.tokens, texts.lengths, texts.active):
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 1
-    history.last(2)[:] = 3
+    texts.last(2)[:] = 3
 
 
-def write_tensors(history, gamma):
-    for array in (history.tokens, history.lengths, history.active):
+def write_tensors(texts, gamma):
+    for array in (texts.tokens, texts.lengths, texts.active):
         torch.from_numpy(array).zero_()
 
 
-def replace_arrays(history, gamma):
+def replace_arrays(texts, gamma):
     for name in ("tokens", "lengths", "active"):
         with pytest.raises(AttributeError, match=name):
-            setattr(history, name, None)
+            setattr(texts, name, None)
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.covering(test=1)
 @TREES
 @pytest.mark.parametrize("write", [write_arrays, write_tensors, replace_arrays])
-def test_a_drafter_cannot_write_to_the_history(write, tree):
+def test_a_drafter_cannot_write_to_the_texts(write, tree):
     model, inputs, expected = plain_text()
     assert run(model, inputs, drafter=Proposes(write), tree=tree).sequences.tolist() == expected
 
@@ -69,17 +70,19 @@ def test_a_drafter_cannot_write_to_the_history(write, tree):
 def test_a_drafter_cannot_write_to_seeds_parameters_or_lengths(tree):
     model, inputs, _ = plain_text()
 
-    class Writes(Drafter):
-        def start(self, context):
-            context.seeds.zero_()
-            context.temperature.fill_(0.1)
+    class Writes(StatelessDrafter):
+        def begin(self, call):
+            call.seeds.zero_()
+            call.sampling.temperature.fill_(0.1)
+            return self
 
-        def propose(self, history, limits):
+        def propose(self, texts, limits):
             return np.full((len(RAGGED), int(limits.max())), 1)
 
-        def commit(self, outcome):
-            assert (outcome.lengths > 0).all()
-            outcome.lengths[:] = outcome.accepted[:] = -7
+        def commit(self, texts, done):
+            assert (done.lengths > 0).all()
+            done.lengths[:] = done.accepted[:] = -7
+            done.active[:] = False
 
     kwargs = {**SAMPLED, "temperature": [0.7] * 3, "rule": "match"}
     plain = run(model, inputs, **kwargs)
@@ -108,11 +111,11 @@ def test_tokens_may_be_a_tensor_an_array_or_lists(form, tree):
     """The drafts are right, so a form that is misread accepts fewer of them."""
     model, inputs, expected = plain_text()
 
-    def foresee(history, gamma):
+    def foresee(texts, gamma):
         rows = []
-        for text, length, padding in zip(expected, history.lengths, padded, strict=True):
+        for text, length, padding in zip(expected, texts.lengths, padded, strict=True):
             ahead = text[padding + length :][:gamma]
-            assert history.tokens[len(rows), :length].tolist() == text[padding:][:length]
+            assert texts.tokens[len(rows), :length].tolist() == text[padding:][:length]
             rows.append(ahead + [0] * (gamma - len(ahead)))
         return FORMS[form](rows)
 
@@ -123,9 +126,12 @@ def test_tokens_may_be_a_tensor_an_array_or_lists(form, tree):
     assert got.stats.notes == []
 
 
-def rows(**other):
-    zeros = SampledDraft(torch.zeros(1, 2, 67), torch.zeros(1, 2), torch.zeros(1, 2), 1.0)
-    return Draft([[1, 2]], distribution=zeros._replace(**other))
+def drawn(rows, tokens=2, batch_size=1, **other):
+    """A draft of tokens 1, each with a row of a distribution."""
+    shape = (batch_size, rows)
+    held = {"logits": torch.zeros(*shape, 67), "logsumexp": torch.zeros(shape),
+            "threshold": torch.zeros(shape), "tokens": torch.ones(shape, dtype=int)}  # fmt: skip
+    return Draft([[1] * tokens] * batch_size, drawn=Drawn(**{**held, **other}))
 
 
 WRONG = {  # what propose returns for one sequence and gamma = 5, and the message
@@ -137,14 +143,9 @@ WRONG = {  # what propose returns for one sequence and gamma = 5, and the messag
     "meta": (torch.ones(1, 2, dtype=int, device="meta"), ValueError, "stores them, got meta"),
     "float counts": (Draft([[1]], counts=[1.0]), TypeError, "counts as integers .* got float64"),
     "tensor as distribution": (
-        Draft([[1, 2]], distribution=torch.zeros(1, 2, 67)),
+        Draft([[1, 2]], drawn=torch.zeros(1, 2, 67)),
         TypeError,
-        "distribution that is None or a SampledDraft, got Tensor",
-    ),
-    "sums elsewhere": (
-        rows(logsumexp=torch.zeros(1, 2, device="meta")),
-        ValueError,
-        "distribution.logsumexp on the target's device cpu, got meta",
+        "drawn as None or what call.draw returned, got Tensor",
     ),
 }
 
@@ -163,13 +164,11 @@ NOTED = {  # what propose returns for RAGGED, and the note
     "huge ids": ([[10**30, 1]] * 3, "drafted ids outside the vocabulary"),
     "negative counts": (Draft([[1, 2]] * 3, counts=[-1, 2, 2]), "counts outside [0, gamma]"),
     "misshapen counts": (Draft([[1, 2]] * 3, counts=[2, 2]), "counts that are not [B]"),
-    "misshapen distribution": (
-        Draft(
-            [[1, 2]] * 3, distribution=SampledDraft(NAN[:, :1], NAN[:, :1, 0], NAN[:, :1, 0], 1.0)
-        ),
-        "gave a distribution that is not [B, gamma, V]",
+    "few rows": (drawn(1, batch_size=3), "gave a distribution that is not [B, gamma, V]"),
+    "few sequences": (
+        Draft([[1, 2]] * 3, drawn=drawn(2).drawn), "gave a distribution that is not [B, gamma, V]"
     ),
-}
+}  # fmt: skip
 SAME_TEXT = {None: "match", TrieTree(depth=5): "target_only"}  # rules that ignore the drafts
 
 
@@ -190,9 +189,7 @@ def test_a_draft_that_cannot_be_accepted_leaves_a_note(case, tree):
 
 def test_a_distribution_that_is_not_finite_leaves_a_note():
     model, inputs, _ = plain_text()
-    broken = always(
-        Draft([[1, 2]] * 3, distribution=SampledDraft(NAN, NAN[..., 0], NAN[..., 0], 1.0))
-    )
+    broken = always(drawn(2, 2, 3, logits=NAN, logsumexp=NAN[..., 0], threshold=NAN[..., 0]))
     got = run(model, inputs, drafter=broken, rule="token", **SAMPLED)
     [note] = got.stats.notes
     assert note.startswith("round 2: drafter made up (Proposes) gave a distribution that is not f")
@@ -203,7 +200,7 @@ def test_ids_that_only_the_verification_sees_leave_a_note(monkeypatch):
     """The host does not look at drafts that lie on a device."""
     model, inputs, expected = plain_text()
 
-    def unread(drafter, proposed, history, gamma, context):
+    def unread(drafter, proposed, texts, gamma, call):
         return Draft(torch.full((3, 1), 10**6), counts=np.ones(3, dtype=np.int64))
 
     monkeypatch.setattr("specdec_hf.drafting.checks.read_chain", unread)
@@ -216,29 +213,24 @@ def test_ids_that_only_the_verification_sees_leave_a_note(monkeypatch):
 
 
 @TREES
-def test_a_drafter_in_use_is_refused_and_free_again_afterwards(tree):
-    model, inputs, expected = plain_text((9,))
-    drafter = PromptLookupDrafter()
-    decoder = SpeculativeDecoder(drafter, tree=tree)
-
-    def works():
-        got = run(model, inputs, drafter=drafter, tree=tree, max_new_tokens=8)
-        assert got.sequences.tolist() == [text[: 9 + 8] for text in expected]
-
-    for end in ("closed", "abandoned"):
-        stream = decoder.stream(model, **inputs, max_new_tokens=8, do_sample=False)
-        works()  # the stream has not begun
-        next(stream)
-        with pytest.raises(RuntimeError, match="one call at a time, got a PromptLookupDrafter tha"):
-            run(model, inputs, drafter=drafter, tree=tree)
-        if end == "closed":
-            stream.close()
-        del stream
-        gc.collect()
-        works()
-    with pytest.raises(ValueError, match="an object once, got one PromptLookupDrafter t"):
-        run(model, inputs, drafter=[drafter, drafter], tree=TrieTree())
-    works()
+def test_a_drafter_serves_several_calls_at_once(tree):
+    """Also one that its caller lists twice, in a call that begins between the rounds of another."""
+    model, inputs, expected = plain_text()
+    drafter = SuffixAutomatonDrafter()
+    given = drafter if tree is None else [drafter, drafter]
+    decoder = SpeculativeDecoder(given, tree=tree, guard=False)
+    streams = [
+        decoder.stream(model, **inputs, max_new_tokens=NEW, do_sample=False) for _ in range(3)
+    ]
+    texts = [[[] for _ in RAGGED] for _ in streams]
+    for steps in itertools.zip_longest(*streams):
+        for text, step in zip(texts, steps, strict=True):
+            if step is not None:
+                text[step.sequence] += step.tokens
+    assert texts == [[text[max(RAGGED) :] for text in expected]] * 3
+    kept = vars(drafter).copy()
+    assert run(model, inputs, drafter=given, tree=tree).stats.accepted > 0
+    assert vars(drafter) == kept
 
 
 @pytest.mark.parametrize("field", ["carried", "draft_rows", "scores"])
@@ -247,7 +239,7 @@ def test_a_chain_with_what_it_cannot_have_is_refused(field):
     count = 1 if field == "carried" else len(RAGGED)  # that chains carry something is allowed
     draft = Draft([[1]] * len(RAGGED), **{field: torch.zeros(count, 1, dtype=dtype)})
     with pytest.raises(ValueError, match=f"Proposes.propose must return {field} "):
-        run(*plain_text()[:2], drafter=Proposes(lambda history, gamma: draft))
+        run(*plain_text()[:2], drafter=Proposes(lambda texts, gamma: draft))
 
 
 def test_the_store_of_committed_tokens_grows_with_the_text(monkeypatch):
@@ -255,22 +247,20 @@ def test_the_store_of_committed_tokens_grows_with_the_text(monkeypatch):
     model, inputs, expected = plain_text()
     shapes = set()
 
-    def copies(history, gamma):
-        shapes.add(history.tokens.shape[1])
-        return history.last(4)[:, :gamma]
+    def copies(texts, gamma):
+        shapes.add(texts.tokens.shape[1])
+        return texts.last(4)[:, :gamma]
 
     assert run(model, inputs, drafter=Proposes(copies)).sequences.tolist() == expected
     assert len(shapes) > 1
 
 
 TOKENS, PARENTS = torch.tensor([[3, 4, 5]]), torch.tensor([[-1, -1, 0]])
-ROWS = SampledDraft(
-    torch.zeros(1, 2, hf_models.VOCAB), torch.full((1, 2), 4.2), torch.zeros(1, 2), 1.0
-)
+ROWS = drawn(2).drawn
 
 
 def in_trees(value):
-    return Proposes(lambda history, gamma: value, 3, 2)
+    return Proposes(lambda texts, gamma: value, 3, 2)
 
 
 def call(drafter, **kwargs):
@@ -281,9 +271,6 @@ def tree_of(tokens=TOKENS, parents=PARENTS, **more):
     return Draft(tokens, parents, depth=2, **more)
 
 
-DOUBLE = tree_of(
-    TOKENS[:, :2], PARENTS[:, :2], distribution=ROWS._replace(logits=ROWS.logits.double())
-)
 OTHER_ROWS = torch.zeros(1, 2, dtype=torch.int32)
 NODES = tree_of(TOKENS.repeat(1, 2), PARENTS.repeat(1, 2))
 WRONG_TREES = {
@@ -295,9 +282,8 @@ WRONG_TREES = {
         tree_of(parents=PARENTS.to("meta")), ValueError, "on the host or on the target's device cpu"
     ),
     "misshapen draft_rows": (
-        tree_of(distribution=ROWS, draft_rows=OTHER_ROWS), ValueError, r"draft_rows \[1, 3\], got"
+        tree_of(drawn=ROWS, draft_rows=OTHER_ROWS), ValueError, r"draft_rows \[1, 3\], got"
     ),
-    "float64 logits": (DOUBLE, TypeError, "distribution.logits of at most 32 bits, got float64"),
 }  # fmt: skip
 
 
@@ -331,8 +317,8 @@ def test_a_chain_of_a_drafter_of_trees_is_a_tree_with_one_path():
     right = call(None).sequences[0]
 
     class Right(Proposes):
-        def propose(self, history, limits):
-            length = int(history.lengths[0])
+        def propose(self, texts, limits):
+            length = int(texts.lengths[0])
             return [right[length : length + int(limits[0])].tolist()]
 
     got = call(Right(None, 3, 2))
@@ -342,38 +328,52 @@ def test_a_chain_of_a_drafter_of_trees_is_a_tree_with_one_path():
 
 def test_parents_need_a_drafter_that_says_how_large_its_trees_are():
     with pytest.raises(ValueError, match=r"^Proposes\.propose must return a chain"):
-        call(Proposes(lambda history, gamma: tree_of()))
+        call(Proposes(lambda texts, gamma: tree_of()))
 
 
 @pytest.mark.covering(test=1)
 @TREES
-@pytest.mark.parametrize("method", ["start", "propose", "commit"])
-def test_an_exception_frees_the_drafter(method, tree, monkeypatch):
+@pytest.mark.parametrize("method", ["begin", "propose", "commit"])
+def test_an_exception_of_a_drafter_ends_the_call_alone(method, tree, monkeypatch):
     model, inputs, expected = plain_text((9,))
 
-    class Breaks(Drafter):
-        def propose(self, history, limits):
+    class Breaks(StatelessDrafter):
+        def propose(self, texts, limits):
             return None
 
     def fails(self, *args):
         raise KeyError(method)
 
     drafter = Breaks()
-    given = drafter if tree is None else [Proposes(lambda history, gamma: [[1]]), drafter]
+    given = drafter if tree is None else [Proposes(lambda texts, gamma: [[1]]), drafter]
     with monkeypatch.context() as patch:
         patch.setattr(Breaks, method, fails)
-        with pytest.raises(KeyError, match=method) as raised:  # keeps the frames of that call
+        with pytest.raises(KeyError, match=method):
             run(model, inputs, drafter=given, tree=tree)
     assert run(model, inputs, drafter=given, tree=tree).sequences.tolist() == expected
-    assert raised.tb is not None
 
 
-class Several(PromptLookupDrafter):
+@TREES
+def test_what_begin_returns_is_checked_by_name(tree):
+    class Nothing(StatelessDrafter):
+        def propose(self, texts, limits):
+            return None
+
+        def begin(self, call):
+            return 3
+
+    given = Nothing() if tree is None else [Nothing(), "prompt_lookup"]
+    with pytest.raises(TypeError, match=r"^Nothing\.begin must return a State, got int$"):
+        run(*plain_text()[:2], drafter=given, tree=tree)
+
+
+class Several(StatelessDrafter):
+    several = True
+
     def __init__(self, value):
-        super().__init__()
         self.value = value
 
-    def propose(self, history, limits):
+    def propose(self, texts, limits):
         return self.value
 
 

@@ -12,6 +12,7 @@ from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.options import Options
 from support import hf_models
+from support.drafter_proof import begun, with_states
 from support.hf_models import Clock, head_for
 from transformers import GenerationConfig
 
@@ -133,6 +134,22 @@ def test_half_precision_leaves_one_note_where_the_text_depends_on_timing():
         assert any("rounds unlike" in note for note in notes) == (guard and options != {})
 
 
+@pytest.mark.parametrize("rule", ["match", "target_only"])
+def test_each_part_draws_as_the_sequence_that_joins(model, rule):
+    """Also on another device, where it has copies of its own, as here."""
+    sampling = {name: torch.ones(2) for name in ("temperature", "top_k", "top_p", "min_p")}
+    ours, theirs = (
+        begun(AutoDrafter(), 2, model=model, rule=rule, seeds=torch.tensor(seeds), **sampling)
+        for seeds in ([1, 2], [3, 4])
+    )
+    for one in ours.sources:
+        one.call._placed[model.device] = {"seeds": torch.tensor([1, 2])}
+    ours.call.take(0, theirs.call, 1)
+    ours.take(0, theirs, 1)
+    for one in ours.sources:
+        assert one.call.sampling_on(model.device)["seeds"].tolist() == [4, 2]
+
+
 COPYING = "prompt_lookup, suffix_automaton"
 
 
@@ -144,17 +161,16 @@ def target(tmp_path):
 
 
 def test_it_copies_where_there_is_no_head(target):
-    drafter = AutoDrafter()
-    run(target, RAGGED, drafter=drafter)
-    assert drafter.chosen == COPYING
+    assert begun(AutoDrafter(), 3, model=target).drafter.name == COPYING
 
 
 @HOW
 def test_a_head_beside_the_target_drafts_too(target, tmp_path, how):
     save_head(head_for(target, noise=0.1), tmp_path / HEAD_FOLDER, torch.float32)
-    drafter = AutoDrafter()
+    chosen = []
+    drafter = with_states(AutoDrafter(), lambda state, call: chosen.append(state.drafter.name))
     out = run(target, RAGGED, drafter=drafter, **how)
-    assert drafter.chosen == f"eagle3, {COPYING}"
+    assert chosen == [f"eagle3, {COPYING}"]
     assert out.stats.accepted > 0
     # No draft has a part in the text: it is the target's own with the same noise.
     rule = {"rule": out.stats.rule} if how is SAMPLED else {}
@@ -184,3 +200,12 @@ def test_no_head_drafts_on_an_accelerator(target, tmp_path, monkeypatch):
     for device in ("cuda:0", "mps"):
         monkeypatch.setattr(type(target), "device", torch.device(device))
         assert not AutoDrafter().has_head(target)
+
+
+def test_a_fault_of_the_program_is_no_reason_to_draft_otherwise(target, monkeypatch):
+    def fails(*_, **__):
+        raise ValueError("planted")
+
+    monkeypatch.setattr("specdec_hf.loop.plan.choose_kind", fails)
+    with pytest.raises(ValueError, match=r"^planted$"):
+        run(target)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import DistilledDrafter, generate
+from specdec_hf.drafters.distilled import DistilledState
 from support import hf_models
 from transformers import AutoModelForCausalLM
 
@@ -28,20 +29,22 @@ def call(drafter, lengths=(9, 4, 12), prompts=1, new_tokens=16, **settings):
 
 
 class Recording(DistilledDrafter):
-    def start(self, context):
-        super().start(context)
+    def begin(self, call):
         self.told = []
+        return RecordingState(self, call)
 
-    def learn_rejections(self, rejections):
-        super().learn_rejections(rejections)
-        self.told += zip(
+
+class RecordingState(DistilledState):
+    def learn(self, rejections):
+        super().learn(rejections)
+        self.drafter.told += zip(
             rejections.sequences.tolist(), rejections.lengths.tolist(), rejections.logits,
             strict=True,
         )  # fmt: skip
 
-    def finish(self, history):
-        self.history = history
-        super().finish(history)
+    def end(self, texts):
+        self.drafter.history = texts
+        super().end(texts)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -147,9 +150,14 @@ def test_the_users_model_stays_and_what_was_learnt_is_saved_in_its_dtype(tmp_pat
 
 
 class Broken(DistilledDrafter):
-    def learn_rejections(self, rejections):
+    def begin(self, call):
+        return BrokenState(self, call)
+
+
+class BrokenState(DistilledState):
+    def learn(self, rejections):
         logits = rejections.logits * torch.nan
-        super().learn_rejections(dataclasses.replace(rejections, logits=logits))
+        super().learn(dataclasses.replace(rejections, logits=logits))
 
 
 def test_a_gradient_that_is_not_finite_changes_no_weight_and_the_call_says_so():

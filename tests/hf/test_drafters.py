@@ -9,10 +9,11 @@ from specdec_hf import (
     BenefitGuard,
     Candidates,
     Draft,
-    Drafter,
     ModelDrafter,
+    Needs,
     SequenceStats,
     SpecStats,
+    StatelessDrafter,
     VerticalCascade,
     generate,
 )
@@ -122,17 +123,17 @@ RAGGED = (9, 5, 12)
 class Observer:
     """Drafts what an earlier call has taught it, and keeps every observation."""
 
-    candidates = 3
+    needs = Needs(candidates=3)
 
     def __init__(self):
         self.seen = []
 
-    def observe(self, history, candidates):
-        texts = [history.tokens[b, :n].copy() for b, n in enumerate(history.lengths)]
-        self.seen.append((texts, candidates))
+    def commit(self, texts, done):
+        before = [texts.tokens[b, :n].copy() for b, n in enumerate(done.lengths)]
+        self.seen.append((before, done.candidates))
 
 
-class Chains(Observer, Drafter):
+class Chains(Observer, StatelessDrafter):
     """The target's own next token may be among them: they are simply counted up."""
 
     def propose(self, history, limits):
@@ -140,7 +141,7 @@ class Chains(Observer, Drafter):
         return (history.last(1) + np.arange(1, gamma + 1)) % 64
 
 
-class Trees(Observer, Drafter):
+class Trees(Observer, StatelessDrafter):
     name = "pairs"
     size, depth = 4, 2
 

@@ -9,6 +9,7 @@ from specdec_hf import PromptLookupDrafter, SpeculativeDecoder, TrieTree, genera
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter
 from specdec_hf.runner.plain_runner import PlainRunner
 from support import hf_models
+from support.drafter_proof import with_states
 from support.hf_models import inputs_for, perturbed, texts, tiny
 from transformers.cache_utils import EncoderDecoderCache
 
@@ -196,10 +197,9 @@ def test_arguments_may_be_given_in_other_ways():
 def test_drafters_copy_from_what_the_encoder_read(kind):
     inputs, drafts = texts(RAGGED), []
 
-    class Seen(kind):
-        def propose(self, history, limits):
-            drafts.append(super().propose(history, limits))
-            return drafts[-1]
+    def watch(state, call):
+        propose = state.propose
+        state.propose = lambda *asked: drafts.append(propose(*asked)) or drafts[-1]
 
     source = inputs["input_ids"]
     given = {**inputs, "decoder_input_ids": source[:, :2]}
@@ -209,7 +209,8 @@ def test_drafters_copy_from_what_the_encoder_read(kind):
         read = len(ids) - 1
         return [int(source[b, read])] if read < 5 else list(range(3, hf_models.ENCODER_VOCAB))
 
-    out = generate(tiny("t5"), **given, **CALL, drafter=Seen(), prefix_allowed_tokens_fn=repeats)
+    call = {**given, **CALL, "prefix_allowed_tokens_fn": repeats}
+    out = generate(tiny("t5"), **call, drafter=with_states(kind(), watch))
     assert drafts[0].tokens[:, :2].tolist() == source[:, 3:5].tolist()
     expected = plain("t5", given, prefix_allowed_tokens_fn=repeats)
     assert out.sequences.tolist() == expected.tolist()

@@ -7,7 +7,7 @@ token behind them.
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Draft, Drafter, ModelDrafter, SpeculativeDecoder, TrieTree, generate
+from specdec_hf import Draft, ModelDrafter, SpeculativeDecoder, StatelessDrafter, TrieTree, generate
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.loop import drafted
 from specdec_hf.loop.drafted import without_drafts_behind_ends
@@ -25,7 +25,7 @@ SEEDS = [5, 6, 7]
 SAMPLED = {"do_sample": True, "temperature": 2.0, "rule": "match"}
 
 
-class Foresees(Drafter):
+class Foresees(StatelessDrafter):
     """Drafts how the texts go on without their ends."""
 
     def __init__(self, texts):
@@ -36,7 +36,7 @@ class Foresees(Drafter):
         return [text[n : n + gamma] for text, n in zip(self.texts, history.lengths, strict=True)]
 
 
-class Pair(Drafter):
+class Pair(StatelessDrafter):
     """A tree of two paths for each sequence: a wrong token, and the text without its end."""
 
     size, depth = 6, 5

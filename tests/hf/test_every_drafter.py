@@ -12,8 +12,8 @@ import pytest
 import torch
 from specdec_hf import Drafter, History, SpeculativeDecoder, TrieTree, drafters, generate, heads
 from specdec_hf.drafters.merge import TrieDrafter
-from specdec_hf.drafters.resolve import parts_of, resolve_drafter
-from specdec_hf.drafting.context import reads_draft
+from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.drafting.call import reads_draft
 from specdec_hf.drafting.drafter import lossy_rules_of, rules_of
 from specdec_hf.drafting.registry import DRAFTERS
 from specdec_hf.rules import text_depends_on_drafts
@@ -22,11 +22,12 @@ from support.drafter_proof import (
     BATCHES,
     SIGNIFICANCE,
     assert_independent_of_batch,
+    begun,
     chains_of,
-    context_of,
     history_of,
     joint_p_value,
     target,
+    with_states,
     with_twin,
     with_wrong_distribution,
 )
@@ -49,7 +50,9 @@ def test_every_class_of_drafters_is_in_the_table(tmp_path):
         expected |= {one for one in classes if issubclass(one, Drafter)}
     model = hf_models.tiny("llama")
     made = [resolved(name, model, tmp_path) for name in drafter_proof.ALL]
-    used = {base for one in made for part in parts_of(one) for base in type(part).__mro__}
+    for one in made:
+        made += getattr(one, "drafters", [])  # of what is made of others
+    used = {base for one in made for base in type(one).__mro__}
     assert TrieDrafter in expected
     assert not {one.__name__ for one in expected - used}
 
@@ -78,20 +81,25 @@ SAMPLED = {"do_sample": True, "max_new_tokens": 8, "seed": [5, 6, 7]}
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_entry_of_a_name_says_what_its_drafter_gives_in_a_call(name, tmp_path):
     """The command line reads the entries, and never a draft; `several` is compared below."""
-    drafter, drafts, forwards = resolved(name, of_seven_tokens(), tmp_path), [], []
-    propose, forward = drafter.propose, drafter.forward
-    drafter.propose = lambda *told: drafts.append(propose(*told)) or drafts[-1]
-    drafter.forward = lambda *told: forwards.append(forward(*told)) or forwards[-1]
+    drafts, forwards = [], []
+
+    def recording(state, call):
+        propose, forward = state.propose, state.forward
+        state.propose = lambda *told: drafts.append(propose(*told)) or drafts[-1]
+        state.forward = lambda *told: forwards.append(forward(*told)) or forwards[-1]
+
+    drafter = with_states(resolved(name, of_seven_tokens(), tmp_path), recording)
     hf_models.decode(of_seven_tokens(), BATCHES[-1], drafter=drafter, **SAMPLED)
     given = [draft for draft in drafts if draft is not None]
     found = {
         "own_tree": {draft.parents is not None for draft in given},
-        "draws": {draft.distribution is not None for draft in given},
+        "draws": {draft.drawn is not None for draft in given},
         "reports_confidence": {draft.confidence is not None for draft in given},
     }
     assert found == {key: {getattr(DRAFTERS[name], key)} for key in found}
     made = any(logits is not None for logits in forwards)
-    assert DRAFTERS[name].makes_forward or not made
+    assert DRAFTERS[name].makes_forward == drafter.needs.target_forward
+    assert drafter.needs.target_forward or not made
 
 
 @functools.cache
@@ -199,9 +207,9 @@ def test_different_chains_are_those_of_the_sequences_own_limit(name, tmp_path):
     drafter, limits = resolved(name, model, tmp_path), rng.integers(1, 4, 40)
 
     def chains(texts, limits):
-        drafter.start(context_of(model, batch_size=len(limits), num_proposals=3))
+        state = begun(drafter, len(limits), model=model, num_proposals=3)
         told = History(shown.tokens[texts], shown.lengths[texts], shown.active[texts])
-        return chains_of(drafter.propose(told, limits)) or [[]]
+        return chains_of(state.propose(told, limits)) or [[]]
 
     everyone = np.arange(40)
     together, longest = chains(everyone, limits), chains(everyone, np.full(40, limits.max()))
@@ -228,7 +236,7 @@ def test_a_draft_without_a_distribution_follows_from_what_its_drafter_was_told(n
     with context:
         how = {"seed": [5, 6, 7], "do_sample": True, "max_new_tokens": 16}
         hf_models.decode(model, BATCHES[-1], drafter=drafter, **how)
-        assert drafter.rounds > 3
+        assert len(drafter.rounds) > 3
 
 
 # One of each way to draw. Drafts without a distribution are constants, as tested above; the

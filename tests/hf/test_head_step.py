@@ -9,7 +9,8 @@ from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.pairs import step as compiled_step
 from specdec_hf.heads.pairs.cache import HeadCache
 from specdec_hf.runner.compiled import cuda_graphs, forward
-from specdec_hf.runner.compiled.compiled_call import CompileStats, WarmUpCall
+from specdec_hf.runner.compiled.compiled_call import CompileStats
+from specdec_hf.runner.compiled.cuda_graphs import Borrower
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from specdec_hf.runner.policy import BUCKETS
@@ -133,7 +134,7 @@ def test_drafts_are_those_without_graphs(target, head, kind, lengths):
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("moved", [True, False])
 def test_weights_that_move_end_the_graphs(head, moved):
-    step, call = compiled_step._made_for(head), WarmUpCall()
+    step, call = compiled_step._made_for(head), Borrower()
     step.check_replays(head, 1)
     made = len(step.cuda_graphs)
     if moved:

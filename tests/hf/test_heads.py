@@ -14,18 +14,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hf.published_heads import (
-    AUX,
-    DRAFTS,
-    EAGLE_AUX,
-    FREQUENCIES,
-    LAYOUTS,
-    MEDUSA_WEIGHTS,
-    WEIGHTS,
-    Reference,
-    dflash,
-    publish,
-)
+from hf import published_heads as layouts
 from safetensors.torch import load_file, save_file
 from specdec_hf import EagleTree, PassHeadDrafter, TreeSpec
 from specdec_hf.drafting.registry import DRAFTERS, class_of
@@ -36,18 +25,7 @@ from specdec_hf.heads.peagle import save_peagle
 from specdec_hf.lab.training.unrolled import unroll
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import drafter_proof, hf_models
-from support.drafter_proof import context_of, history_of, propose
-from support.hf_models import (
-    MADE,
-    differences,
-    expected_logits,
-    folder_of,
-    head_folder,
-    head_for,
-    pass_head,
-    rounds_of,
-    text_batch,
-)
+from support.drafter_proof import begun, history_of, propose, with_states
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +47,7 @@ class Case(NamedTuple):
 
 
 CHAINS = {"eagle3": "eagle3_chain", "eagle": "eagle_chain"}
-CASES = {name: Case(name) for name in (*LAYOUTS, "blockwise", "exit_head", "pass_head")} | {
+CASES = {name: Case(name) for name in (*layouts.LAYOUTS, "blockwise", "exit_head", "pass_head")} | {
     "eagle3, tree": Case("eagle3", "eagle3"),
     "eagle, tree": Case("eagle", "eagle"),
     "eagle3, shared cache": Case("eagle3", settings={"cache": "aligned"}),
@@ -78,7 +56,7 @@ CASES = {name: Case(name) for name in (*LAYOUTS, "blockwise", "exit_head", "pass
     "pass_head, GPT-2": Case("pass_head", target="gpt2"),
     "pass_head, Gemma 2": Case("pass_head", target="gemma2"),
 }
-SAMPLED = {"do_sample": True, "rule": "token", "seed": [5, 6, 7], "gamma": DRAFTS + 1}
+SAMPLED = {"do_sample": True, "rule": "token", "seed": [5, 6, 7], "gamma": layouts.DRAFTS + 1}
 TREE = TreeSpec((-1, -1, 0, 0, 1, 3), (0, 2, 0, 1, 1, 0))  # of Medusa's
 
 
@@ -95,19 +73,19 @@ def target():
 
 def drafted(case, target, folder, reference=None):
     """What a head of a folder drafted in some rounds, and what it must draft."""
-    reference = reference or Reference(case.kind, target, folder)
+    reference = reference or layouts.Reference(case.kind, target, folder)
     name = case.drafter or CHAINS.get(case.kind, case.kind)
     more = {"eagle": (EagleTree(2, 3, 6),), "eagle3": (EagleTree(2, 3, 6),), "medusa": (TREE,)}
     drafter = class_of(name)(folder, *more.get(name, ()))
     settings = (SAMPLED if DRAFTERS[name].draws else NONE) | case.settings
-    _, rounds = rounds_of(target, drafter, (9, 4, 12), **settings)
+    _, rounds = hf_models.rounds_of(target, drafter, (9, 4, 12), **settings)
     return rounds[:: 1 + len(rounds) // 5], reference.logits
 
 
 def furthest(rounds, logits_of):
     """The largest difference, and how many drafts are above the deepest one."""
-    ranks = [0] * DRAFTS if rounds[0][1].parents is None else TREE.ranks
-    found = differences(rounds, logits_of, ranks)
+    ranks = [0] * layouts.DRAFTS if rounds[0][1].parents is None else TREE.ranks
+    found = hf_models.differences(rounds, logits_of, ranks)
     return tuple(map(max, zip(*found, strict=True)))
 
 
@@ -115,7 +93,8 @@ def furthest(rounds, logits_of):
 def test_drafts_are_those_of_a_forward_over_the_whole_text(name, tmp_path):
     """Of a ragged batch. Negative control: they are not those after another text."""
     case = CASES[name]
-    target, made = target_of(case.target), publish if case.head in LAYOUTS else folder_of
+    target, published = target_of(case.target), case.head in layouts.LAYOUTS
+    made = layouts.publish if published else hf_models.folder_of
     rounds, logits_of = drafted(case, target, made(case.head, target, tmp_path))
     worst, depth = furthest(rounds, logits_of)
     assert worst < 5e-4  # sums in another order, as with AVX2, differ by 2e-4
@@ -130,9 +109,9 @@ def inside(name, value):
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("eagle3", {"eagle_config": {EAGLE_AUX: [2, 4, 5]}}),
+        ("eagle3", {"eagle_config": {layouts.EAGLE_AUX: [2, 4, 5]}}),
         ("eagle3", {"norm_before_residual": True}),
-        ("dflash", {AUX: [0, 1]}),
+        ("dflash", {layouts.AUX: [0, 1]}),
         ("dflash, windows", {"sliding_window_non_causal": True}),
         ("dflash, windows", inside("sliding_window", 4)),
         ("dflash, from the anchor", {"sample_from_anchor": False}),
@@ -142,8 +121,8 @@ def inside(name, value):
     ],
 )
 def test_a_wrong_reading_of_a_field_is_found(name, fields, target, tmp_path):
-    folder, case = publish(name, target, tmp_path), CASES[name]
-    reference, path = Reference(case.kind, target, folder), folder / "config.json"
+    folder, case = layouts.publish(name, target, tmp_path), CASES[name]
+    reference, path = layouts.Reference(case.kind, target, folder), folder / "config.json"
     config = json.loads(path.read_text())
     for field, value in fields.items():
         config[field] = value(config[field]) if callable(value) else value
@@ -152,7 +131,7 @@ def test_a_wrong_reading_of_a_field_is_found(name, fields, target, tmp_path):
     assert furthest(rounds[:3], logits_of)[0] > 1e-2
 
 
-TRAINED = {name: MADE[name] for name in ("eagle3", "medusa", "blockwise", "exit_head")}
+TRAINED = {name: hf_models.MADE[name] for name in ("eagle3", "medusa", "blockwise", "exit_head")}
 
 
 @pytest.mark.parametrize("kind", TRAINED)
@@ -162,9 +141,10 @@ def test_training_unrolls_what_is_drafted(kind, target, tmp_path):
     head = make(target, **({"noise": 0.1} if kind == "eagle3" else {}))
     head.borrow(target)
     save(head, tmp_path, torch.float32)
-    reference, text, drafts = Reference(kind, target, tmp_path), [5, 9, 33, 2, 60, 14], [1, 2]
+    reference = layouts.Reference(kind, target, tmp_path)
+    text, drafts = [5, 9, 33, 2, 60, 14], [1, 2]
     layers = () if kind in ("medusa", "blockwise") else head.config.layers
-    steps = list(unroll(head, text_batch(target, layers, [*text, *drafts, 3, 8]), 3))
+    steps = list(unroll(head, hf_models.text_batch(target, layers, [*text, *drafts, 3, 8]), 3))
     rows = [x[0, len(text) - 2] for x in steps]
     if kind == "exit_head":  # one step says all
         rows = steps[0][0, len(text) - 2 : len(text) + 1]
@@ -211,21 +191,22 @@ def test_other_heads_and_targets_are_refused(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["dflash", "peagle"])
 def test_a_target_without_the_layers_of_a_head_is_refused(kind, tmp_path):
     """Also where a layer is its last, whose state is kept after the norm alone."""
-    target, field = hf_models.tiny("llama"), AUX if kind == "dflash" else EAGLE_AUX
-    folder = LAYOUTS[kind][0](target, tmp_path, **{field: [0, 2]})
+    target, field = hf_models.tiny("llama"), layouts.AUX if kind == "dflash" else layouts.EAGLE_AUX
+    folder = layouts.LAYOUTS[kind][0](target, tmp_path, **{field: [0, 2]})
     with pytest.raises(ValueError, match=r"states after 2 layers, and must read .* model's 2"):
         hf_models.decode(target, drafter=f"{kind}:{folder}")
 
 
 def test_embeddings_in_a_file_of_dflash_are_not_its_own(target, tmp_path):
     """Nor is the output matrix of the whole vocabulary: the library overwrites both."""
-    folder, seen = dflash(target, tmp_path, draft=67), []
+    folder, seen = layouts.dflash(target, tmp_path, draft=67), []
     file = folder / "model.safetensors"
     rows = {name: torch.ones(67, 32) for name in ("embed_tokens.weight", "lm_head.weight")}
     for tensors in (load_file(file), load_file(file) | rows):
         save_file(tensors, file)
-        _, rounds = rounds_of(target, class_of("dflash")(folder), (9,), **SAMPLED | {"seed": 5})
-        seen.append([draft.distribution.logits for _, draft in rounds])
+        drafter, sampled = class_of("dflash")(folder), SAMPLED | {"seed": 5}
+        _, rounds = hf_models.rounds_of(target, drafter, (9,), **sampled)
+        seen.append([draft.drawn.logits for _, draft in rounds])
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
 
@@ -243,9 +224,9 @@ def test_the_cache_is_as_it_was_before_a_draft(lengths):
         runner.truncate(lengths - 1)  # of the pending tokens
         past = runner.cache.cursor.past
         if drafts:
-            drafter = PassHeadDrafter(pass_head(target))
-            drafter.start(context_of(target, batch_size=len(lengths), runner=runner))
-            assert propose(drafter, history_of(*texts), 4).tokens.shape == (len(lengths), 4)
+            drafter = PassHeadDrafter(hf_models.pass_head(target))
+            state = begun(drafter, len(lengths), model=target, runner=runner)
+            assert propose(state, history_of(*texts), 4).tokens.shape == (len(lengths), 4)
         assert runner.lengths.tolist() == (lengths - 1).tolist()
         assert runner.cache.cursor.past == past
         rows.append(runner.forward(ids[:, size - 1 : size], lengths - 1, 1))
@@ -254,26 +235,44 @@ def test_the_cache_is_as_it_was_before_a_draft(lengths):
     assert torch.equal(rows[1], rows[3])
 
 
+def head_turning(target, context, **rope):
+    """A head with a rotary embedding that goes by the length of the text."""
+    shaped = copy.deepcopy(target)
+    shaped.config.max_position_embeddings = context
+    shaped.config.rope_parameters = {"rope_theta": 1e4, "factor": 4.0, **rope}
+    return hf_models.head_for(shaped, range(67), noise=0.05).requires_grad_(False)
+
+
 def test_angles_that_depend_on_the_longest_text_are_those_of_the_text():
     """A table for places beyond the text would turn all of them by other angles."""
-    target = hf_models.build("llama", layers=4)
-    shaped = copy.deepcopy(target)
-    shaped.config.max_position_embeddings = 64
-    shaped.config.rope_parameters = {
-        "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "short_factor": [1.0] * 4,
-        "long_factor": [8.0] * 4, "original_max_position_embeddings": 64,
-    }  # fmt: skip
-    head = head_for(shaped, range(67), noise=0.05).requires_grad_(False)
-    _, rounds = rounds_of(target, Eagle3ChainDrafter(head), (9, 4, 12), **SAMPLED)
-    logits_of = functools.partial(expected_logits, target, head)
+    target, factors = target_of("llama"), {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 64, **factors}
+    head = head_turning(target, 64, **rope)
+    _, rounds = hf_models.rounds_of(target, Eagle3ChainDrafter(head), (9, 4, 12), **SAMPLED)
+    logits_of = functools.partial(hf_models.expected_logits, target, head)
     assert furthest(rounds[:: 1 + len(rounds) // 4], logits_of)[0] < 1e-4
+
+
+def test_a_head_turns_by_the_longest_text_of_its_own_call():
+    """In each round of a call another one with the same drafter runs, whose text is longer."""
+    target, sampled = target_of("llama"), SAMPLED | {"seed": 5}
+    drafter = Eagle3ChainDrafter(head_turning(target, 16, rope_type="dynamic"))
+
+    def run_another(texts, draft):
+        hf_models.decode(target, (60,), drafter=drafter)
+        return draft
+
+    beside = with_states(drafter, lambda state, call: hf_models.told(state, run_another))
+    rounds = (hf_models.rounds_of(target, one, (20,), **sampled)[1] for one in (drafter, beside))
+    alone, found = ([draft.drawn.logits.tolist() for _, draft in one] for one in rounds)
+    assert found == alone
 
 
 def test_hidden_states_are_returned_as_without_a_head():
     target = hf_models.build("llama", vocab_size=7)
     plain, out = (
         hf_models.decode(target, (9, 4), max_new_tokens=6, output_hidden_states=True, drafter=one)
-        for one in (None, Eagle3Drafter(head_for(target)))
+        for one in (None, Eagle3Drafter(hf_models.head_for(target)))
     )
     assert len(out.hidden_states) == len(plain.hidden_states) == 6
     torch.testing.assert_close(out.hidden_states, plain.hidden_states, atol=1e-5, rtol=1e-4)
@@ -281,7 +280,7 @@ def test_hidden_states_are_returned_as_without_a_head():
 
 def test_a_head_drafts_in_the_dtype_of_its_target_and_stays_as_it_is():
     target = hf_models.build("llama", vocab_size=7).to(torch.bfloat16)
-    head = head_for(hf_models.build("llama", vocab_size=7))
+    head = hf_models.head_for(hf_models.build("llama", vocab_size=7))
     before = {name: x.clone() for name, x in head.state_dict().items()}
     for kind in (Eagle3Drafter, Eagle3ChainDrafter):
         out = hf_models.decode(target, (9, 4), drafter=kind(head), max_new_tokens=8)
@@ -300,7 +299,7 @@ def test_a_head_drafts_in_the_dtype_of_its_target_and_stays_as_it_is():
 )
 def test_a_drafter_drafts_for_a_changed_target_as_a_new_one_does(change):
     target = hf_models.build("llama", layers=3)
-    head = head_for(target)
+    head = hf_models.head_for(target)
     drafter = Eagle3Drafter(head)
     before = hf_models.decode(target, drafter=drafter)
     with torch.no_grad():
@@ -314,7 +313,7 @@ def test_a_drafter_drafts_for_a_changed_target_as_a_new_one_does(change):
 def test_the_code_of_the_page_runs(tmp_path, capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     model, inputs = hf_models.build("llama", vocab_size=7), hf_models.prompts((9, 12), vocab_size=7)
-    names = {"model": model, "inputs": inputs, "folder": head_folder(model, tmp_path)}
+    names = {"model": model, "inputs": inputs, "folder": hf_models.head_folder(model, tmp_path)}
     for block in blocks:
         exec(block, names)
     want = model.generate(**inputs, max_new_tokens=16, do_sample=False).tolist()
@@ -323,7 +322,7 @@ def test_the_code_of_the_page_runs(tmp_path, capsys):
 
 
 OWN = ("eagle3, trained here", "blockwise", "exit_head", "pass_head")
-SAVE = {kind: save for kind, (_, save) in MADE.items()}
+SAVE = {kind: save for kind, (_, save) in hf_models.MADE.items()}
 SAVE |= {"dflash": save_dflash, "peagle": save_peagle}
 
 
@@ -341,14 +340,14 @@ def fields_of(head):
 
 def write(name, target, folder):
     made = (
-        publish(name, target, folder)
-        if name in LAYOUTS
-        else folder_of(kind_of(name), target, folder)
+        layouts.publish(name, target, folder)
+        if name in layouts.LAYOUTS
+        else hf_models.folder_of(kind_of(name), target, folder)
     )
-    return made, made / (MEDUSA_WEIGHTS if kind_of(name) == "medusa" else WEIGHTS)
+    return made, made / (layouts.MEDUSA_WEIGHTS if kind_of(name) == "medusa" else layouts.WEIGHTS)
 
 
-@pytest.mark.parametrize("name", [*LAYOUTS, *OWN])
+@pytest.mark.parametrize("name", [*layouts.LAYOUTS, *OWN])
 def test_a_head_is_written_back_as_it_was(name, target, tmp_path):
     folder, file = write(name, target, tmp_path)
     head, given, again = load(name, folder), load_file(file), tmp_path / "again"
@@ -356,7 +355,7 @@ def test_a_head_is_written_back_as_it_was(name, target, tmp_path):
         save_as_speculators(head, again, target, torch.float32)
     else:
         SAVE[kind_of(name)](head, again, torch.float32)
-    given.pop(FREQUENCIES, None)
+    given.pop(layouts.FREQUENCIES, None)
     torch.testing.assert_close(load_file(again / file.name), given, rtol=0, atol=0)
     assert fields_of(load(name, again)) == fields_of(head)
     old, new = (json.loads((one / "config.json").read_text()) for one in (folder, again))
@@ -373,10 +372,10 @@ def test_a_head_is_written_back_as_it_was(name, target, tmp_path):
 @pytest.mark.parametrize("kind", ["dflash", "peagle"])
 def test_a_target_is_named_and_gives_the_rows_that_a_head_has_not(kind, target, tmp_path):
     """So that other readers of the layout find all weights in the file."""
-    head = load(kind, publish(kind, target, tmp_path / "given"))
+    head = load(kind, layouts.publish(kind, target, tmp_path / "given"))
     head.own_lm_head = False
     SAVE[kind](head, tmp_path / "made", torch.float32, target)
-    written = load_file(tmp_path / "made" / WEIGHTS)["lm_head.weight"]
+    written = load_file(tmp_path / "made" / layouts.WEIGHTS)["lm_head.weight"]
     assert torch.equal(written, target.get_output_embeddings().weight[head.tokens])
 
 
@@ -453,8 +452,8 @@ def test_a_damaged_head_is_refused_by_name(name, fields, tensors, message, targe
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (WEIGHTS, None, "model.safetensors is missing"),
-        (WEIGHTS, "x", "cannot read .*safetensors"),
+        (layouts.WEIGHTS, None, "model.safetensors is missing"),
+        (layouts.WEIGHTS, "x", "cannot read .*safetensors"),
         ("config.json", None, "cannot read a head's .*config.json"),
         ("config.json", "[]", "config.json must hold an object, got list"),
     ],

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from specdec_hf import EagleTree, TreeSpec, generate, load_acceptance, save_acceptance
-from specdec_hf.drafters.growing_tree import EagleDrafter, GrowingTreeDrafter
+from specdec_hf.drafters.growing_tree import GrowingTreeState
 from specdec_hf.drafters.model import DraftModel
 from specdec_hf.trees import as_layout
 from support import hf_models
@@ -129,10 +129,10 @@ def drafted(models, inputs, monkeypatch, layout=LAYOUT):
     """The text, the proposed trees, and how many levels were fed to the draft model."""
     target, draft = models
     trees, fed = [], []
-    propose, feed = EagleDrafter.propose, DraftModel.feed
+    propose, feed = GrowingTreeState.propose, DraftModel.feed
 
-    def recorded(self, history, limits):
-        trees.append(propose(self, history, limits))
+    def recorded(self, texts, limits):
+        trees.append(propose(self, texts, limits))
         return trees[-1]
 
     def counted(self, *args):
@@ -140,7 +140,7 @@ def drafted(models, inputs, monkeypatch, layout=LAYOUT):
         return feed(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(EagleDrafter, "propose", recorded)
+        patch.setattr(GrowingTreeState, "propose", recorded)
         patch.setattr(DraftModel, "feed", counted)
         text = generate(target, **inputs, drafter=draft, tree=layout,
                         max_new_tokens=16, do_sample=False, guard=False)  # fmt: skip
@@ -151,7 +151,7 @@ def drafted(models, inputs, monkeypatch, layout=LAYOUT):
 def test_the_trees_are_those_of_all_levels_in_fewer_steps(lengths, models, monkeypatch):
     inputs = hf_models.prompts(lengths)
     text, trees, fed = drafted(models, inputs, monkeypatch)
-    monkeypatch.setattr(GrowingTreeDrafter, "_continues", lambda *_: None)
+    monkeypatch.setattr(GrowingTreeState, "_continues", lambda *_: None)
     all_text, all_trees, all_fed = drafted(models, inputs, monkeypatch)
     assert torch.equal(text, all_text)
     assert trees == all_trees
@@ -169,9 +169,9 @@ def test_a_sequence_has_the_same_trees_alone_and_in_a_batch(decided, models, mon
     """Where another sequence of the batch goes on to a deeper level, too."""
     layout = EagleTree(width=2, depth=5, size=14, min_probability=MIN_PROBABILITY)
     if decided == "together":  # negative control: all go on where one does
-        continue_drafting = GrowingTreeDrafter._continues
+        continue_drafting = GrowingTreeState._continues
         monkeypatch.setattr(
-            GrowingTreeDrafter, "_continues",
+            GrowingTreeState, "_continues",
             lambda *args: (mine := continue_drafting(*args)) | mine.any(),
         )  # fmt: skip
     inputs = hf_models.prompts((9, 4, 12))

@@ -16,7 +16,7 @@ from proofs.toy_chain import (
     lossy_joint_distribution,
     rejection_mass,
 )
-from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.drafting.drafter import StatelessDrafter
 from specdec_hf.loop import drafted
 from specdec_hf.loop.drafted import verify_without_residual
 from specdec_hf.rules import LOSSY_RULES
@@ -187,7 +187,7 @@ def test_the_default_drafter_serves_lossy_rules(settings):
 
 
 def test_rule_auto_is_never_lossy():
-    class Lossy(Drafter):
+    class Lossy(StatelessDrafter):
         rules = ("typical", "token")
 
         def propose(self, history, limits):
@@ -201,7 +201,7 @@ def test_rule_auto_is_never_lossy():
 
 
 def test_lenient_needs_a_drafter_whose_distribution_can_be_compared():
-    class Matching(Drafter):
+    class Matching(StatelessDrafter):
         rules = ("match",)
 
         def propose(self, history, limits):
@@ -278,7 +278,7 @@ def test_the_emitted_tokens_have_the_distribution_of_the_formula(form):
         assert_joint_distribution(realized(toy, verify_chain), want)
 
 
-class Same(Drafter):
+class Same(StatelessDrafter):
     def propose(self, history, limits):
         return np.repeat(history.last(1), max(int(limits.max()), 1), axis=1)
 

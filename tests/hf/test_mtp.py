@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from specdec_hf import EagleTree, MtpDrafter, MtpTreeDrafter
 from specdec_hf.heads.mtp import files
@@ -24,13 +25,6 @@ from specdec_hf.heads.mtp.files import load_mtp
 from support import hf_models
 from support.hf_models import PAD, VOCAB, differences, rounds_of
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV3ForCausalLM,
-    Glm4MoeForCausalLM,
-    Glm4MoeLiteForCausalLM,
-    Qwen3NextForCausalLM,
-)
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
@@ -64,18 +58,19 @@ LATENT = {
 }  # fmt: skip
 FAMILIES = {
     "deepseek_v3": Family(
-        DeepseekV3ForCausalLM, {**LATENT, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+        transformers.DeepseekV3ForCausalLM,
+        {**LATENT, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
     ),
     "glm4_moe": Family(
-        Glm4MoeForCausalLM,
+        transformers.Glm4MoeForCausalLM,
         {
             "num_key_value_heads": 2, "head_dim": 8, "n_routed_experts": EXPERTS,
             "first_k_dense_replace": 1, "use_qk_norm": True,
         },
     ),
-    "glm4_moe_lite": Family(Glm4MoeLiteForCausalLM, LATENT),
+    "glm4_moe_lite": Family(transformers.Glm4MoeLiteForCausalLM, LATENT),
     "qwen3_next": Family(
-        Qwen3NextForCausalLM,
+        transformers.Qwen3NextForCausalLM,
         {
             "num_key_value_heads": 2, "head_dim": 16, "num_experts": EXPERTS,
             "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2,
@@ -199,7 +194,7 @@ def checkpoint(
     target = target_of(name, **({} if count == 1 else {"num_nextn_predict_layers": count}))
     layers = layers_of(target, count)
     write(target, published(target, layers), folder, shards)
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), layers, folder
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).eval(), layers, folder
 
 
 @torch.no_grad()
@@ -341,7 +336,7 @@ def test_a_layer_with_embeddings_and_an_output_matrix_of_its_own_keeps_them(tmp_
         final = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states[-1]
         model.get_input_embeddings().weight.mul_(-1)
         want = -model.get_output_embeddings()(layers[0].states(model, text[1:], final)[0, -1])
-    torch.testing.assert_close(draft.distribution.logits[0, 0], want, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(draft.drawn.logits[0, 0], want, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe", "qwen3_next"])

@@ -1,5 +1,6 @@
 """Drafters of n-grams: tables, NASD, lookahead decoding, and REST; what they learn and draft."""
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -7,21 +8,15 @@ import pytest
 import torch
 from proofs import chi_square_of_counts
 from specdec_hf import LookaheadDrafter, NasdDrafter, RestDrafter, SuffixAutomatonDrafter, TrieTree
+from specdec_hf.drafters.lookahead import LookaheadState
 from specdec_hf.drafters.ngram import NgramDrafter, RandomDrafter
 from specdec_hf.drafters.ngram_table import NgramCounts, NgramTable
 from specdec_hf.drafting.context import Candidates
+from specdec_hf.drafting.drafter import Round
 from specdec_host import Corpus
 from support import hf_models
 from support.cli_models import one_line_error
-from support.drafter_proof import (
-    Context,
-    SeveralProposals,
-    chains_of,
-    context_of,
-    counts_of,
-    history_of,
-    propose,
-)
+from support.drafter_proof import begun, chains_of, counts_of, history_of, propose
 
 pytestmark = pytest.mark.papers
 
@@ -68,8 +63,8 @@ def test_a_table_counts_as_brute_force_does(min_count, tmp_path):
 
 def shares(drafter, text, draws=4000):
     seeds = torch.arange(draws)
-    drafter.start(context_of(LLAMA, "token", draws, seeds=seeds))
-    draft = propose(drafter, history_of(*[text] * draws), 1)
+    state = begun(drafter, draws, rule="token", seeds=seeds)
+    draft = propose(state, history_of(*[text] * draws), 1)
     return np.bincount(draft.tokens[:, 0].numpy(), minlength=VOCAB), draft
 
 
@@ -85,7 +80,7 @@ def test_drafts_are_drawn_as_often_as_the_table_counts():
     # Negative control: the counts of the table alone.
     wrong = np.array([1, 2]) / 3
     assert chi_square_of_counts(got[[2, 5]], wrong * got[[2, 5]].sum()) < 1e-6
-    rows = draft.distribution.logits[0, 0].double()
+    rows = draft.drawn.logits[0, 0].double()
     assert torch.allclose(rows.exp() / rows.exp().sum(), torch.from_numpy(expected), atol=1e-6)
 
 
@@ -93,8 +88,7 @@ def test_random_drafts_are_uniform_at_every_temperature():
     drafter = RandomDrafter()
     got, _ = shares(drafter, np.array([1, 2]), 6700)
     assert chi_square_of_counts(got, got.mean()) > 1e-4
-    drafter.start(context_of(LLAMA))
-    tokens = propose(drafter, history_of([1, 2]), 8).tokens
+    tokens = propose(begun(drafter), history_of([1, 2]), 8).tokens
     assert len(set(tokens[0].tolist())) > 4
     assert tokens.shape == (1, 8)
 
@@ -160,17 +154,15 @@ def test_counts_equal_their_definition(longest, shortest):
     assert found > 100
 
 
-def proposed(drafter, history, gamma=4):
-    draft = propose(drafter, history, gamma)
+def proposed(state, history, gamma=4):
+    draft = propose(state, history, gamma)
     if draft is None:
         return None
     return [[token for token in row if token >= 0] for row in draft.tokens.tolist()]
 
 
 def started(*arguments, **options):
-    drafter = NasdDrafter(*arguments, **options)
-    drafter.start(context_of(LLAMA, batch_size=2))
-    return drafter
+    return begun(NasdDrafter(*arguments, **options), 2)
 
 
 def test_a_chain_goes_on_after_an_unknown_ending():
@@ -188,30 +180,30 @@ def test_a_chain_goes_on_after_an_unknown_ending():
     # A text shorter than the longest ending is one itself.
     assert proposed(started(4, 2), history_of([5, 5, 5], [9]), 2) == [[5, 5], []]
     # So is one after which the target's likeliest next token was seen, and not committed.
-    drafter, pending = NasdDrafter(4, 2), np.array([[2], [9]])
-    drafter.start(context_of(LLAMA, batch_size=2, num_proposals=2))
+    state, pending = begun(NasdDrafter(4, 2), 2, num_proposals=2), np.array([[2], [9]])
     seen = Candidates(pending, np.full_like(pending, -1), pending[:, None] + 5)
-    drafter.observe(history_of([1, 2], [9]), seen)
-    assert proposed(drafter, history_of([1, 2, 3, 1, 2], [9]), 1) == [[3, 7], []]
+    before, after = history_of([1, 2], [9]), history_of([1, 2, 3], [9, 4])
+    done = Round.of_chain(before.lengths, before.active, np.zeros(2, int), pending[:, :0])
+    state.commit(after, dataclasses.replace(done, candidates=seen))
+    assert proposed(state, history_of([1, 2, 3, 1, 2], [9, 4]), 1) == [[3, 7], []]
 
 
 @pytest.mark.parametrize(("kept", "drafts"), [(100, [[3, 4], [7]]), (0, None)])
 def test_counts_of_finished_calls_are_kept_for_models_of_their_vocabulary(kept, drafts):
-    drafter = started(2, 2, max_kept=kept)
-    drafter.finish(history_of([1, 2, 3, 4], [5, 6, 7], active=(False, False)))
-    drafter.start(context_of(LLAMA, batch_size=2))
-    assert proposed(drafter, history_of([9, 1, 2], [5, 6]), 2) == drafts
-    drafter.start(context_of(hf_models.build("llama", vocab_size=11), batch_size=2))
-    assert proposed(drafter, history_of([9, 1, 2], [5, 6]), 2) is None
+    drafter = NasdDrafter(2, 2, max_kept=kept)
+    begun(drafter, 2).end(history_of([1, 2, 3, 4], [5, 6, 7], active=(False, False)))
+    assert proposed(begun(drafter, 2), history_of([9, 1, 2], [5, 6]), 2) == drafts
+    other = begun(drafter, 2, model=hf_models.build("llama", vocab_size=11))
+    assert proposed(other, history_of([9, 1, 2], [5, 6]), 2) is None
 
 
 def test_ngrams_that_were_counted_long_ago_are_forgotten_first():
-    drafter = started(2, 2, max_kept=2)
+    drafter = NasdDrafter(2, 2, max_kept=2)
     for text in ([1, 2, 3, 4], [1, 2, 8], [5, 6, 7]):
-        drafter.finish(history_of(text, [9], active=(False, False)))
-        drafter.start(context_of(LLAMA, batch_size=2))
-    assert proposed(drafter, history_of([9, 1, 2], [9, 2, 3]), 1)[0]
-    assert proposed(drafter, history_of([9, 5, 6], [9, 2, 3]), 1) == [[7], []]
+        begun(drafter, 2).end(history_of(text, [9], active=(False, False)))
+    state = begun(drafter, 2)
+    assert proposed(state, history_of([9, 1, 2], [9, 2, 3]), 1)[0]
+    assert proposed(state, history_of([9, 5, 6], [9, 2, 3]), 1) == [[7], []]
 
 
 def paths(draft):
@@ -223,10 +215,8 @@ def paths(draft):
 
 
 def test_the_pool_is_drafted_after_the_pending_token():
-    drafter = LookaheadDrafter(1, 4, 2)
-    drafter.start(context_of(LLAMA))
     history = history_of([9, 1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 3, 7, 1])
-    draft = drafter.propose(history, np.array([9]))
+    draft = propose(begun(LookaheadDrafter(1, 4, 2)), history, 9)
     # The window's guesses are tokens 0, 4 and 9 of the text. The oldest of three n-grams is gone.
     assert paths(draft) == [(4,), (4, 1), (2,), (2, 3), (2, 3, 7), (2, 5), (2, 5, 6)]
 
@@ -234,10 +224,9 @@ def test_the_pool_is_drafted_after_the_pending_token():
 def test_ngrams_of_a_text_join_the_pool_in_whatever_rounds_it_comes():
     text, drafts = [9, 1, 2, 3, 4, 5, 1], []
     for begins in ((), (2, 3, 5)):
-        drafter = LookaheadDrafter(1, 4, 2)
-        drafter.start(context_of(LLAMA))
+        state = begun(LookaheadDrafter(1, 4, 2))
         for end in (*begins, len(text)):
-            draft = drafter.propose(history_of(text[:end]), np.array([9]))
+            draft = propose(state, history_of(text[:end]), 9)
         drafts.append((2, 3, 4) in paths(draft))
     assert drafts == [True, True]
 
@@ -247,31 +236,32 @@ class Recorder(LookaheadDrafter):
 
     rounds = 0
 
-    def start(self, context):
-        super().start(context)
-        self.model = context.model
+    def begin(self, call):
+        return RecorderState(self, call)
 
-    def observe(self, history, candidates):
+
+class RecorderState(LookaheadState):
+    def commit(self, texts, done):
         expected = []
-        for b in np.flatnonzero(history.active):
-            window = self._windows[b]
-            if window is None or self._ends[b] is None:
+        for b in np.flatnonzero(done.active):
+            window = self.windows[b]
+            if window is None or self.ends[b] is None:
                 continue
-            text = history.tokens[b, : history.lengths[b]].tolist()
+            text = texts.tokens[b, : done.lengths[b]].tolist()
             window.levels[0][0] = text[-1]
-            for j in range(self.window):
+            for j in range(self.drafter.window):
                 column = [level[j] for level in window.levels]
                 ids = torch.tensor([text[:-1] + window.levels[0][:j] + column])
-                new = int(self.model(ids).logits[0, -1].argmax())
+                new = int(LLAMA(ids).logits[0, -1].argmax())
                 expected.append((b, j, (*column, new)))
-        before = [window and [list(level) for level in window.levels] for window in self._windows]
-        super().observe(history, candidates)
-        stepped = [window and window.levels for window in self._windows]
+        before = [window and [list(level) for level in window.levels] for window in self.windows]
+        super().commit(texts, done)
+        stepped = [window and window.levels for window in self.windows]
         expected = [made for made in expected if stepped[made[0]] != before[made[0]]]
         for b, j, ngram in expected:
-            assert ngram[1:] in self._pools[b].after(ngram[0])
-            assert [level[j] for level in self._windows[b].levels] == list(ngram[1:])
-        self.rounds += len(expected)
+            assert ngram[1:] in self.pools[b].after(ngram[0])
+            assert [level[j] for level in self.windows[b].levels] == list(ngram[1:])
+        self.drafter.rounds += len(expected)
 
 
 # The drafters of the tree; the most nodes, of which two have no room for a window of three.
@@ -294,23 +284,17 @@ def test_ngrams_in_a_merged_tree_are_those_that_plain_forwards_give(place):
 
 def test_the_most_frequent_continuations_of_the_longest_match_are_drafted():
     corpus = Corpus(np.array([1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 5, 8, 2, 3, 7]))
-    drafter = RestDrafter(corpus)
-    history = history_of([6, 1, 2, 3], [6, 3])
-    drafter.start(Context())
-    draft = propose(drafter, history, 2)
+    drafter, history = RestDrafter(corpus), history_of([6, 1, 2, 3], [6, 3])
+    draft = propose(begun(drafter, 2), history, 2)
     assert draft.tokens.tolist() == [[5, 8], [-1, -1]]
     assert counts_of(draft) == [2, 0]
     assert draft.confidence[0].tolist() == pytest.approx([2 / (3 + 2 / 3), 1 / (2 + 2 / 4)])
-    drafter.start(SeveralProposals())
-    chains = chains_of(propose(drafter, history, 2))
+    chains = chains_of(propose(begun(drafter, 2, num_proposals=3), history, 2))
     assert chains[0] == [[5, 8], [4, 9], [5, 9]]
-    drafter = RestDrafter(corpus, min_match=1, max_match=2)
-    drafter.start(SeveralProposals())
-    chains = chains_of(propose(drafter, history, 1))
+    state = begun(RestDrafter(corpus, min_match=1, max_match=2), 2, num_proposals=3)
+    chains = chains_of(propose(state, history, 1))
     assert chains == [[[5], [4], [7]]] * 2
-    drafter = RestDrafter(corpus, min_match=4)
-    drafter.start(Context())
-    assert propose(drafter, history, 2) is None
+    assert propose(begun(RestDrafter(corpus, min_match=4), 2), history, 2) is None
 
 
 @pytest.mark.parametrize(

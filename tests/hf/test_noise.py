@@ -1,4 +1,4 @@
-"""The noise of custom drafters: exact, or refused, under rules that read the draft distribution.
+"""The noise of drafts: exact under rules that read the draft distribution.
 
 A later round drafts again at the positions of drafts that were rejected. If it met the noise that
 drew them again, and knew anything of them, its text would be biased, although nothing looks wrong.
@@ -13,19 +13,20 @@ import pytest
 import torch
 from specdec_hf import (
     Draft,
-    Drafter,
+    DrafterCall,
+    Drawn,
     HorizontalCascade,
     ModelDrafter,
     NasdDrafter,
     RandomDrafter,
+    StatelessDrafter,
     SuffixAutomatonDrafter,
     TrieTree,
     VerticalCascade,
     generate,
 )
-from specdec_hf.drafters import cascade, merge
+from specdec_hf.drafters import cascade, copying, merge, nasd
 from specdec_hf.drafting import checks
-from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.loop import drafted
 from support import hf_models
 from support.drafter_proof import (
@@ -34,7 +35,8 @@ from support.drafter_proof import (
     PROMPTS,
     SIGNIFICANCE,
     VOCAB,
-    context_of,
+    call_of,
+    history_of,
     joint_p_value,
     target,
 )
@@ -46,73 +48,65 @@ PROMPT = torch.tensor(PROMPTS[:1])
 TREE = TrieTree(depth=GAMMA)
 
 
-class Markov(Drafter):
+class Markov(StatelessDrafter):
     """Draws each token from a row of a table, as an honest custom drafter would.
 
     Args:
-        kind: "context" asks for the noise, "position" takes that of the token's own position, and
-            "in vain" does so although it asks.
+        wrong: whether its draws have the noise of the tokens' own positions, as they have where
+            they are made past `DrafterCall.draw`.
     """
 
     name = "markov"
 
-    def __init__(self, kind):
-        self.kind = kind
+    def __init__(self, wrong=False):
+        self.wrong = wrong
         self.table = 2.0 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
 
-    def start(self, context):
-        self.context = context
+    def begin(self, call):
+        self.call = call
+        return self
 
-    def row(self, history, i, last):
+    def row(self, texts, i, last):
         """The logits [B, V] of draft i after the tokens ``last`` [B]."""
         return self.table[last % VOCAB]
 
-    def positions(self, lengths, i):
-        of_position = torch.from_numpy(lengths + i)
-        if self.kind == "position":
-            return of_position
-        asked = self.context.noise_positions(lengths, i)
-        return asked if self.kind == "context" else of_position
+    def draw(self, texts, rows, i):
+        """The draft i, drawn from rows [B, V]."""
+        if not self.wrong:
+            return self.call.draw(texts, rows[:, None], i)
+        at = torch.from_numpy(texts.lengths + i)
+        found = kernels.sample(rows, seeds=self.call.seeds, positions=at)
+        columns = (found.tokens, rows, found.logsumexp, found.threshold)
+        return Drawn(*(x[:, None] for x in columns))
 
-    def propose(self, history, limits):
-        gamma = int(limits.max())
-        tokens, rows, drawn = torch.from_numpy(history.last(1)), [], []
-        for i in range(gamma):
-            rows.append(self.row(history, i, tokens[:, -1]))
-            drawn.append(
-                kernels.sample(
-                    rows[-1], seeds=self.context.seeds, positions=self.positions(history.lengths, i)
-                )
-            )
-            tokens = torch.cat([tokens, drawn[-1].tokens[:, None]], dim=1)
-        sums, thresholds = (
-            torch.stack([getattr(one, name) for one in drawn], dim=1)
-            for name in ("logsumexp", "threshold")
-        )
-        distribution = kernels.SampledDraft(torch.stack(rows, dim=1), sums, thresholds, 1.0)
-        return Draft(tokens[:, 1:], distribution=distribution)
+    def propose(self, texts, limits):
+        tokens, drawn = torch.from_numpy(texts.last(1)), []
+        for i in range(int(limits.max())):
+            drawn.append(self.draw(texts, self.row(texts, i, tokens[:, -1]), i))
+            tokens = torch.cat([tokens, drawn[-1].tokens], dim=1)
+        return Draft(tokens[:, 1:], drawn=Drawn.join(drawn, tokens.device))
 
 
 class Remembers(Markov):
     """What it drafted for a position before, and was rejected, is likelier there now."""
 
-    def start(self, context):
-        super().start(context)
+    def begin(self, call):
         self.rejected = None
+        return super().begin(call)
 
-    def row(self, history, i, last):
-        rows = super().row(history, i, last)
+    def row(self, texts, i, last):
+        rows = super().row(texts, i, last)
         if self.rejected is not None:
             lengths, tokens = self.rejected
-            at = torch.from_numpy(history.lengths - lengths + i)
+            at = torch.from_numpy(texts.lengths - lengths + i)
             known = (at < tokens.shape[1]).nonzero()[:, 0]
             rows = rows.clone()
             rows[known, tokens[known, at[known]].clamp(min=0)] += 2.5
         return rows
 
-    def propose(self, history, limits):
-        draft = super().propose(history, limits)
-        self.rejected = history.lengths.copy(), draft.tokens
+    def propose(self, texts, limits):
+        draft = super().propose(texts, limits)
+        self.rejected = texts.lengths.copy(), draft.tokens
         return draft
 
 
@@ -142,114 +136,115 @@ CASES = [
 
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
 @pytest.mark.parametrize(("kind", "rule", "count", "texts", "prompt"), CASES)
-def test_noise_of_the_context_gives_the_targets_distribution(
-    kind, rule, count, texts, prompt, wrong
-):
-    """`wrong` takes that of positions, and hides it by asking in vain: a negative control."""
-    drafters = [kind("in vain" if wrong else "context") for _ in range(count)]
+def test_noise_of_the_round_gives_the_targets_distribution(kind, rule, count, texts, prompt, wrong):
+    """`wrong` takes that of positions: a negative control."""
+    drafters = [kind(wrong) for _ in range(count)]
     p_value = joint_p_value(**arguments(drafters, rule), texts=texts, prompt=prompt)
     assert (p_value < SIGNIFICANCE) == wrong
 
 
-class AsksOnce(Markov):
-    def positions(self, lengths, i):
-        if lengths[0] == PROMPT.shape[1] + 1:
-            return self.context.noise_positions(lengths, i)
-        return torch.from_numpy(lengths + i)
-
-
-class Deterministic(Drafter):
-    def propose(self, history, limits):
+class Deterministic(StatelessDrafter):
+    def propose(self, texts, limits):
         gamma = int(limits.max())
-        return Draft(torch.arange(gamma).expand(len(history.lengths), -1) % VOCAB)
+        return Draft(torch.arange(gamma).expand(len(limits), -1) % VOCAB)
 
 
-ASKED = r"must draw at positions from context.noise_positions\(history.lengths, i\) under rule"
-REFUSED = {  # the rule, the drafters, and the message
-    "token": ("token", ["position"], f"Markov.propose {ASKED} 'token', but did not ask for them"),
-    "block": ("block", ["position"], f"Markov.propose {ASKED} 'block'"),
-    "one of several": ("multi_draft", ["context", "position"], f"Markov.propose {ASKED} 'multi_d"),
-    "asked once": ("block", [AsksOnce("context")], f"AsksOnce.propose {ASKED} 'block'"),
-    "none": ("multi_draft", ["context", Deterministic()], "Deterministic.propose must return a di"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_other_noise_is_refused_by_name(case):
-    rule, drafters, message = REFUSED[case]
-    with pytest.raises(ValueError, match=message):
-        call([Markov(one) if isinstance(one, str) else one for one in drafters], rule)
+class DrawsByItself(Markov):
+    def propose(self, texts, limits):
+        draft = super().propose(texts, limits)
+        draft.drawn = draft.drawn.at(1.0)
+        return draft
 
 
 @pytest.mark.parametrize(
-    ("drafter", "rules"),
+    ("drafter", "error", "message"),
     [
-        (Deterministic(), ("block", "traversal", "multi_draft")),
-        (Markov("position"), ("match", "target_only")),
+        (DrawsByItself(), TypeError,
+         "^DrawsByItself.propose must return drawn as None or what call.draw returned, got Sampl"),
+        (Deterministic(), ValueError, "Deterministic.propose must return a di"),
     ],
-    ids=["no distribution", "not read"],
-)
-def test_drafts_that_need_no_noise_of_the_context_are_taken(drafter, rules):
-    for rule in rules:
-        assert call([drafter], rule).stats.drafted > 0
+)  # fmt: skip
+def test_what_was_not_drawn_by_the_call_is_refused_by_name(drafter, error, message):
+    with pytest.raises(error, match=message):
+        call([Markov(), drafter], "multi_draft")
+
+
+@pytest.mark.parametrize("rule", ["block", "traversal", "multi_draft"])
+def test_drafts_that_are_not_drawn_are_taken(rule):
+    assert call([Deterministic()], rule).stats.drafted > 0
+
+
+def uniforms_of(told, texts, index, **where):
+    """[B, m], the tokens of draws from many equal rows, which tell one uniform from another."""
+    rows = torch.zeros(len(texts.lengths), np.size(index), 2**20)
+    return told.draw(texts, rows, index, **where).tokens
+
+
+def at_positions(told, positions):
+    """The same from the op, for positions [B, m]."""
+    rows, seeds = (
+        torch.zeros(positions.numel(), 2**20),
+        told.seeds.repeat_interleave(len(positions[0])),
+    )
+    noise = "shared" if told.rule == "match" else "draft"
+    drawn = kernels.sample(rows, seeds=seeds, positions=positions.flatten(), noise=noise)
+    return drawn.tokens.view_as(positions)
 
 
 @pytest.mark.parametrize("rule", ["match", "greedy", "target_only", *READING])
-def test_noise_positions_are_those_of_the_ops(rule):
-    context, lengths = context_of(None, rule, 2), np.array([10, 20])
-    expected = kernels.draft_positions(torch.from_numpy(lengths), 3, rule=rule)
-    assert torch.equal(context.noise_positions(lengths, range(3)), expected)
+def test_draws_have_the_noise_of_the_ops_positions(rule):
+    told, texts = call_of(None, rule, 2, temperature=1.0), history_of([1] * 10, [1] * 20)
+    positions = kernels.draft_positions(torch.tensor([10, 20]), 3, rule=rule)
+    assert torch.equal(uniforms_of(told, texts, range(3)), at_positions(told, positions))
     for i in range(3):
-        assert torch.equal(context.noise_positions(torch.tensor([10, 20]), i), expected[:, i])
-    assert len(expected.flatten().unique()) == 6
-    assert (expected[:, 0] == torch.tensor([10, 20])).all() == (rule == "match")
+        assert torch.equal(uniforms_of(told, texts, i), at_positions(told, positions[:, i : i + 1]))
+    assert len(positions.flatten().unique()) == 6
+    assert (positions[:, 0] == torch.tensor([10, 20])).all() == (rule == "match")
 
 
-def test_noise_positions_of_trees_follow_number_or_depth():
-    lengths = np.array([10, 20])
-    assert context_of(None, "match", 2).noise_positions(lengths, [4, 5], depth=2).tolist() == [
-        [11] * 2,
-        [21] * 2,
-    ]
-    drawn = context_of(None, "multi_draft", 2).noise_positions(lengths, [4, 5], depth=2)
-    assert (drawn - torch.tensor([[10], [20]]) >> 32).tolist() == [[5, 6]] * 2
+def test_the_noise_of_trees_follows_number_or_depth():
+    texts = history_of([1] * 10, [1] * 20)
+    told, lengths = call_of(None, "match", 2), torch.tensor([[10], [20]])
+    found = uniforms_of(told, texts, [4, 5], depth=2)
+    assert torch.equal(found, at_positions(told, (lengths + 1).expand(-1, 2)))
+    told = call_of(None, "multi_draft", 2)
+    found = uniforms_of(told, texts, [4, 5], depth=2)
+    assert torch.equal(found, at_positions(told, lengths + (torch.tensor([5, 6]) << 32)))
     with pytest.raises(ValueError, match=r"index must be in \[0, 65536\), got -1"):
-        context_of(None, "block", 2).noise_positions(lengths, -1)
-
-
-def test_chains_of_a_trie_share_no_noise():
-    seen = []
-
-    class Spy(Markov):
-        def positions(self, lengths, i):
-            seen.append(self.context.noise_positions(lengths, i))
-            return seen[-1]
-
-    call([Spy("context") for _ in range(3)], "multi_draft")
-    assert len(torch.cat(seen).unique()) == len(seen) > 9
+        uniforms_of(told, texts, -1)
 
 
 @pytest.fixture
 def draws(monkeypatch):
     """(seed, position) of every draw for a sequence that can use drafts, cut ones included."""
-    seen, sample_rows, limits_of = [], RowSampler.sample, {}
+    seen, positions_of, limits_of = [], {}, {}
 
-    def asking(drafter, history, limits, context):
-        limits_of[id(context)] = limits
-        return checks.ask(drafter, history, limits, context)
+    def asking(drafter, state, texts, limits, told):
+        limits_of[id(told)] = limits
+        return checks.ask(drafter, state, texts, limits, told)
 
     for module in (drafted, cascade, merge):
         monkeypatch.setattr(module, "ask", asking)
 
-    def spied(sampler, logits, positions, **kwargs):
-        asked = limits_of[id(sampler.context)] > 0
-        for b in np.flatnonzero(asked):
-            at = [(int(sampler.seeds[b]), position) for position in positions[b].tolist()]
-            seen.extend(one for one in at if one[1])  # 0 where rows are measured and not drawn from
-        return sample_rows(sampler, logits, positions, **kwargs)
+    def spying(kind):
+        positions_of[kind] = kind._noise_positions
 
-    monkeypatch.setattr(RowSampler, "sample", spied)
+        def spied(told, *given):
+            found = positions_of[kind](told, *given)
+            for b in np.flatnonzero(limits_of[id(told)] > 0):
+                seen.extend((int(told.seeds[b]), position) for position in found[b].tolist())
+            return found
+
+        monkeypatch.setattr(kind, "_noise_positions", spied)
+
+    spying(DrafterCall)
+    spying(cascade.LevelCall)
     return seen
+
+
+def test_chains_of_a_trie_share_no_noise(draws):
+    call([Markov() for _ in range(3)], "multi_draft")
+    assert len(set(draws)) == len(draws) > 9
 
 
 NEAR, FAR = (hf_models.perturbed("llama", amount) for amount in (0.1, 0.5))
@@ -284,10 +279,12 @@ def test_no_draft_of_a_call_is_drawn_with_noise_of_another(name, draws):
 # matches are so long that a text is like no other one, nor like an earlier part of itself.
 KEEPING = {
     "suffix_automaton": (
-        lambda: SuffixAutomatonDrafter(min_match=6, keep=2**20), "_drawn_alike", lambda *_: set()
+        lambda: SuffixAutomatonDrafter(min_match=6, keep=2**20),
+        copying._AutomatonState, "_drawn_alike", lambda *_: set(),
     ),
     "nasd": (
-        lambda: NasdDrafter(6, 6, 0, max_kept=10**6), "_earlier_of", lambda one, *_: one._earlier
+        lambda: NasdDrafter(6, 6, 0, max_kept=10**6), nasd._NasdState, "_earlier_of_each",
+        lambda one, call: [one.drafter.kept.of(one._vocab_size)[0]] * call.batch_size,
     ),
 }  # fmt: skip
 # Cells of the two uniforms that decide about the second token of a text: those of its acceptance
@@ -322,10 +319,10 @@ def test_no_draft_comes_from_a_text_that_the_same_noise_has_drawn(name, takes_al
     A draft from the text of the first call tells the uniform that has drawn it. After its rejection
     that uniform draws from the residual: after a 0, which comes of a small one, always 1.
     """
-    make, method, taking_all = KEEPING[name]
+    make, state, method, taking_all = KEEPING[name]
     drafter, count = make(), math.prod(CELLS)
     if takes_all:
-        monkeypatch.setattr(type(drafter), method, taking_all)
+        monkeypatch.setattr(state, method, taking_all)
     body = torch.cartesian_prod(*[torch.arange(3)] * 4)[:count]
     prompts = torch.cat([torch.full((count, 1), 3), body], dim=1)  # the target never emits a 3
     arguments = {
@@ -354,13 +351,14 @@ def test_no_draft_comes_from_a_text_that_the_same_noise_has_drawn(name, takes_al
         assert other.stats.drafted > 0
 
 
-class Knows(Drafter):
+class Knows(StatelessDrafter):
     """Drafts nothing, and remembers the seeds that its call has told it."""
 
     rolls_back = True
 
-    def start(self, context):
-        self.seeds = context.sampled_seeds()
+    def begin(self, call):
+        self.seeds = call.sampled_seeds()
+        return self
 
     def propose(self, history, limits):
         return None

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from specdec_hf import BenefitGuard, Drafter, generate
+from specdec_hf import BenefitGuard, StatelessDrafter, generate
 from specdec_hf.schedules.base import Outcome, ScheduleContext
 from specdec_hf.schedules.costs import Costs, MonotoneCost
 from specdec_hf.schedules.registry import make_schedule
@@ -150,7 +150,7 @@ HARMLESS = {"do_sample": False, "max_new_tokens": 100}
 READING = {"do_sample": True, "seed": 1, "rule": "token", "max_new_tokens": 40}
 
 
-class Knows(Drafter):
+class Knows(StatelessDrafter):
     """Drafts the text that it knows or a wrong one, and takes so many seconds of a clock."""
 
     def __init__(self, text, wrong, now, seconds):

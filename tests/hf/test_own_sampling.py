@@ -12,7 +12,7 @@ from specdec_hf.drafting.registry import SAMPLING, sampling_of
 from support.drafter_proof import (
     PROMPTS,
     VOCAB,
-    context_of,
+    begun,
     draft_model,
     history_of,
     propose,
@@ -26,9 +26,9 @@ CALL = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def drafted(drafter, size=400, prompt=PROMPT, **fields):
-    context = {"rule": "token", **CALL, "seeds": torch.arange(size), **fields}
-    drafter.start(context_of(target()[0], batch_size=size, **context))
-    return propose(drafter, history_of(*[prompt] * size), GAMMA)
+    call = {"rule": "token", **CALL, "seeds": torch.arange(size), **fields}
+    state = begun(drafter, size, model=target()[0], **call)
+    return propose(state, history_of(*[prompt] * size), GAMMA)
 
 
 def logits_after(model, length):
@@ -67,7 +67,7 @@ def test_the_emitted_distribution_is_the_targets(own, rule):
 
     def verify(drafts, uniforms):
         chosen = torch.tensor([rows[first] for first, _ in drafts.tolist()])
-        handed = draft.distribution
+        handed = draft.drawn.at(CALL["temperature"])
         first, second = drafts.T
         target_rows = torch.stack(
             [raw[0].expand(len(drafts), -1), raw[1][first], raw[2][first, second]], dim=1

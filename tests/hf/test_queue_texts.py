@@ -295,12 +295,10 @@ def test_a_processor_that_raises_behind_a_rejected_draft_ends_nothing(way):
 
 
 class CannotBegin(PromptLookupDrafter):
-    joins = True
-
-    def start(self, context):
-        super().start(context)
-        if int(context.seeds[0]) == ASKED[2]["seed"]:
+    def begin(self, call):
+        if int(call.seeds[0]) == ASKED[2]["seed"]:
             raise MemoryError("planted")
+        return super().begin(call)
 
 
 def test_a_sequence_that_cannot_begin_ends_alone():

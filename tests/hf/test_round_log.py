@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Drafter, SpeculativeDecoder, TrieTree
+from specdec_hf import SpeculativeDecoder, StatelessDrafter, TrieTree
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
 from support.hf_models import NEW, RAGGED, Clock, run
@@ -41,7 +41,7 @@ def test_the_log_of_rounds_adds_up_to_the_statistics(kind):
     assert written == [record.to_dict() for record in log]
 
 
-class Foresees(Drafter):
+class Foresees(StatelessDrafter):
     """Drafts how the texts go on, also beyond their ends; remembers what it was asked."""
 
     def __init__(self, model, inputs):

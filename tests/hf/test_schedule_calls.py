@@ -1,14 +1,17 @@
 """Schedules in the loop: same text, same distribution, what they record, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from proofs.toy_chain import ToyChain, assert_target_distribution, assert_wrong_distribution
-from specdec_hf import Drafter, ModelDrafter, PromptLookupDrafter
+from specdec_hf import ModelDrafter, PromptLookupDrafter
+from specdec_hf.drafting.call import Asks
 from specdec_hf.schedules.base import Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.registry import SCHEDULES, make_schedule
 from support import hf_models
-from support.drafter_proof import assert_independent_of_batch
+from support.drafter_proof import assert_independent_of_batch, with_states
 
 NEW = 16
 READING = [name for name in SCHEDULES if name not in ("constant", "heuristic", "optimal",
@@ -90,15 +93,22 @@ class Confident(PromptLookupDrafter):
 
     reports_confidence = True
 
+    def begin(self, call):
+        state = super().begin(call)
+        propose = state.propose
+
+        def confident(texts, limits):
+            draft = propose(texts, limits)
+            if draft is not None:
+                draft.confidence = self.confidence(draft.tokens.shape)
+            return draft
+
+        state.propose = confident
+        return state
+
     @staticmethod
     def confidence(shape):
         return np.tile(0.8 ** np.arange(1, shape[1] + 1), (shape[0], 1))
-
-    def propose(self, history, limits):
-        draft = super().propose(history, limits)
-        if draft is not None:
-            draft.confidence = self.confidence(draft.tokens.shape)
-        return draft
 
 
 def test_a_confidence_cuts_copied_drafts():
@@ -130,27 +140,23 @@ def test_a_wrong_confidence_is_refused_by_name(confidence, error, message):
         call("confidence", drafter=drafter, max_new_tokens=24)
 
 
-class Whole(Drafter):
-    """Draws whole drafts from the drafter's model at once, and asks no schedule."""
+def whole(inner, reports):
+    """A drafter that draws whole drafts from another one's model, and asks no schedule."""
 
-    draws = True
+    def change(state, call):
+        asks_nothing = inner.begin(replace(call, asks=Asks()))
 
-    def __init__(self, inner, reports=False):
-        self.inner, self.rules, self.reports_confidence = inner, inner.rules, reports
+        def at_once(texts, limits):
+            draft = asks_nothing.propose(texts, limits)
+            if reports:  # one that tells even tokens from odd ones
+                draft.confidence = (draft.tokens % 2).numpy().astype(np.float32)
+            return draft
 
-    def start(self, context):
-        context.continue_drafting = None
-        self.inner.start(context)
+        state.propose, state.commit = at_once, asks_nothing.commit
 
-    def propose(self, history, limits):
-        self.inner._context.continue_drafting = None
-        draft = self.inner.propose(history, limits)
-        if self.reports_confidence:  # one that tells even tokens from odd ones
-            draft.confidence = (draft.tokens % 2).numpy().astype(np.float32)
-        return draft
-
-    def commit(self, outcome):
-        self.inner.commit(outcome)
+    made = with_states(inner, change)
+    made.reports_confidence = reports
+    return made
 
 
 @pytest.mark.covering(test=1)
@@ -158,9 +164,9 @@ class Whole(Drafter):
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", ["confidence", "specdec++", "egag"])
 def test_drafts_that_are_made_at_once_are_cut_where_stepping_ends_them(name, rule, reports):
-    whole = Whole(ModelDrafter(hf_models.perturbed("llama")), reports)
     stepped = sampled(name, (9, 4), rule=rule)
-    cut = sampled(name, (9, 4), rule=rule, drafter=whole)
+    model = ModelDrafter(hf_models.perturbed("llama"))
+    cut = sampled(name, (9, 4), rule=rule, drafter=whole(model, reports))
     assert cut.sequences.tolist() == stepped.sequences.tolist()
 
 

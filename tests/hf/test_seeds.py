@@ -10,6 +10,7 @@ from specdec_hf import ModelDrafter, SpeculativeDecoder, TrieTree, generate
 from specdec_hf.loop.streaming import run_stream
 from specdec_hf.request.sampling import derived_seed, sequence_seeds
 from support import hf_models
+from support.drafter_proof import with_states
 from support.hf_models import Clock, SlowLookup
 
 pytestmark = pytest.mark.quick
@@ -186,20 +187,24 @@ def test_by_default_the_clock_never_changes_a_text(rule):
         assert slow.stats.gammas.count(0) == fast.stats.gammas.count(0)
 
 
-class LateForOnes(ModelDrafter):
+def late_for_ones(state, call):
     """Drafts nothing in the second round for prompts that begin with token 1."""
+    propose = state.propose
 
-    def propose(self, history, limits):
-        late = (history.tokens[:, 0] == 1) & (history.lengths < 5)
-        draft = None if late.all() else super().propose(history, limits)
+    def late(texts, limits):
+        late = (texts.tokens[:, 0] == 1) & (texts.lengths < 5)
+        draft = None if late.all() else propose(texts, limits)
         if draft is not None:
             draft.counts = np.where(late, 0, draft.counts)
         return draft
 
+    state.propose = late
+
 
 def test_the_plain_round_of_the_guard_does_not_depend_on_the_batch():
     """Alone, the sequences have rounds without drafts before the guard compares."""
-    model, drafter = hf_models.tiny("llama"), LateForOnes(hf_models.perturbed("llama"))
+    model = hf_models.tiny("llama")
+    drafter = with_states(ModelDrafter(hf_models.perturbed("llama")), late_for_ones)
     ids = torch.tensor([[1, 2, 3], [2, 3, 1]]).repeat_interleave(8, dim=0)
     kwargs = {**SAMPLED, "drafter": drafter, "rule": "token", "gamma": 2, "max_new_tokens": 20}
     together = generate(model, ids, **kwargs, seed=list(range(16)))

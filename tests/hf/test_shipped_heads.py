@@ -99,10 +99,11 @@ REFUSED = (
 
 
 def test_close_weights_are_served_and_the_text_is_theirs(target, trained_head):
-    close, drafter = hf_models.with_noise(target, 0.02).bfloat16(), AutoDrafter()
+    close, drafter, states = hf_models.with_noise(target, 0.02).bfloat16(), AutoDrafter(), []
+    drafter.begin = lambda call: states.append(AutoDrafter.begin(drafter, call)) or states[0]
     out = hf_models.decode_as_generate(close, drafter=drafter)
-    assert drafter.chosen.startswith("eagle3, ")
-    assert drafter.expected_benefit == BENEFIT_OF_HEAD
+    assert states[0].drafter.name.startswith("eagle3, ")
+    assert states[0].expected_benefit == BENEFIT_OF_HEAD
     assert any(re.fullmatch(SERVED.format(r"8\d%"), note) for note in out.stats.remarks)
 
 
@@ -113,8 +114,9 @@ def test_weights_that_disagree_or_cannot_be_compared_have_no_head_and_the_call_s
     drafter, figure = AutoDrafter(), r"it agrees with \d% of a sample only, "
     if not measured:
         (trained_head / shipped.SAMPLE).unlink()
-    out = hf_models.decode(hf_models.build("llama", 1, vocab_size=11), (9, 4), drafter=drafter)
-    assert "eagle3" not in drafter.chosen
+    other = hf_models.build("llama", 1, vocab_size=11)
+    out = hf_models.decode(other, (9, 4), drafter=drafter)
+    assert not drafter.has_head(other)
     note = REFUSED.format(figure if measured else "")
     assert any(re.fullmatch(note, one) for one in out.stats.remarks)
 

@@ -9,7 +9,7 @@ from specdec_hf import HorizontalCascade, SparseCacheDrafter, TrieTree, Vertical
 from specdec_hf.drafters import sparse_cache
 from specdec_hf.runner.sparse_runner import SparseRunner
 from support import hf_models
-from support.drafter_proof import assert_greedy_identical, context_of
+from support.drafter_proof import assert_greedy_identical, begun
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -238,4 +238,4 @@ def test_what_a_sparse_cache_cannot_serve_is_refused_by_name():
     with pytest.raises(ValueError, match="drafts for models of Llama, Mistral, Qwen2, Qwen3, got"):
         SparseCacheDrafter().check_config(hf_models.tiny("gpt2").config)
     with pytest.raises(ValueError, match="drafter sparse_cache needs cache='spec', got None"):
-        SparseCacheDrafter().start(context_of(llama))  # as a server does, which has no cache
+        begun(SparseCacheDrafter())  # as a server does, which has no cache

@@ -6,39 +6,30 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import specdec_host
+import torch
 from specdec_hf import KeptTexts, SpeculativeDecoder, SuffixAutomatonDrafter
 from specdec_hf.drafters.kept_texts import END, kept_with
 from specdec_host import Corpus
 from support import hf_models
-from support.drafter_proof import (
-    Context,
-    SeveralProposals,
-    chains_of,
-    counts_of,
-    history_of,
-    propose,
-)
+from support.drafter_proof import begun, chains_of, counts_of, history_of, propose
 
 
-def started(*args, context=Context, **kwargs):
-    drafter = SuffixAutomatonDrafter(*args, **kwargs)
-    drafter.start(context())
-    return drafter
+def started(*args, **kwargs):
+    return begun(SuffixAutomatonDrafter(*args, **kwargs), 2)
 
 
 def test_every_sequence_has_an_automaton_that_gets_only_the_new_tokens():
-    drafter = started(min_match=1)
-    texts = [1, 2, 3, 1], [5, 6]
-    draft = propose(drafter, history_of(*texts), 3)
+    drafter = SuffixAutomatonDrafter(min_match=1)
+    texts, state = ([1, 2, 3, 1], [5, 6]), begun(drafter, 2)
+    draft = propose(state, history_of(*texts), 3)
     assert draft.tokens.tolist() == [[2, 3, 1], [-1] * 3]
     expected = [[1 / (1 + 2 / length) for length in (1, 2, 3)], [0] * 3]
     np.testing.assert_allclose(draft.confidence, expected, rtol=1e-6)
     texts = [*texts[0], 2, 9], [*texts[1], 6]
-    draft = propose(drafter, history_of(*texts), 2)
+    draft = propose(state, history_of(*texts), 2)
     assert draft.tokens.tolist() == [[-1] * 2, [6, 6]]
-    assert propose(drafter, history_of(*texts, active=(True, False)), 2) is None
-    drafter.start(Context())
-    assert propose(drafter, history_of([9, 1], [9, 5]), 2) is None
+    assert propose(state, history_of(*texts, active=(True, False)), 2) is None
+    assert propose(begun(drafter, 2), history_of([9, 1], [9, 5]), 2) is None
 
 
 @pytest.mark.parametrize(
@@ -57,8 +48,8 @@ def test_matches_that_are_too_short_or_hardly_probable_draft_nothing(options, co
 @pytest.mark.parametrize("given", [lambda corpus: corpus, lambda corpus: corpus.tokens])
 def test_several_chains_come_from_the_text_and_the_corpus(given):
     shared = given(Corpus(np.array([1, 2, 8, 1, 2, 8])))
-    drafter = started(shared, min_match=1, context=SeveralProposals)
-    chains = chains_of(propose(drafter, history_of([1, 2, 3, 1, 2], [1]), 2))
+    state = begun(SuffixAutomatonDrafter(shared, min_match=1), 2, num_proposals=3)
+    chains = chains_of(propose(state, history_of([1, 2, 3, 1, 2], [1]), 2))
     assert chains == [[[3, 1], [8, 1], [-1, -1]], [[2, 8], [-1, -1], [-1, -1]]]
 
 
@@ -67,15 +58,14 @@ KEPT = ([1, 2, 3, 4, 5], [7, 8, 9])
 
 def second_call(keep, *texts, **options):
     """What a drafter copies for a text after a call that ended with the texts `KEPT`."""
-    drafter = started(keep=keep, **options)
-    drafter.finish(history_of(*KEPT, active=(False, False)))
-    drafter.start(Context())
-    return propose(drafter, history_of(*texts), 4)
+    drafter = SuffixAutomatonDrafter(keep=keep, **options)
+    begun(drafter, 2).end(history_of(*KEPT, active=(False, False)))
+    return propose(begun(drafter, 2), history_of(*texts), 4)
 
 
 def test_a_number_without_a_unit_is_of_bytes():
     with pytest.raises(ValueError, match="max_bytes must be at least 8, got 7"):
-        SuffixAutomatonDrafter.from_text("keep=7").start(Context())
+        SuffixAutomatonDrafter.from_text("keep=7").for_target(hf_models.tiny("llama"))
 
 
 def test_a_later_call_copies_from_texts_that_are_kept():
@@ -95,7 +85,7 @@ def test_the_longer_match_wins_then_the_text_itself_then_newer_texts():
     for max_bytes, expected in ((2**10, 3), (8 * 20, 4)):  # in one array, and in one each
         kept = KeptTexts(max_bytes)
         for text in ([1, 2, 3], [1, 2, 4]):
-            kept.add([np.array(text)], Context.model.config.vocab_size)
+            kept.add([np.array(text)], hf_models.VOCAB)
         draft = propose(started(keep=kept), history_of([1, 2], [0]), 1)
         assert draft.tokens.tolist() == [[expected], [-1]]
 
@@ -140,28 +130,18 @@ def test_seeds_are_kept_longer_than_their_texts():
 
 def test_a_seed_that_has_drawn_a_text_copies_no_other_text_either():
     """Which texts share an array with its own depends on how long that is, and so on its noise."""
-
-    class Sampled(Context):
-        rule = "token"
-
-        def note(self, text):
-            notes.append(text)
-
-        def sampled_seeds(self):
-            return {0: 7, 1: 8}
-
-    notes = []
-
-    kept = KeptTexts(2**10)
+    kept, notes = KeptTexts(2**10), []
+    sampled = {"rule": "token", "seeds": torch.tensor([7, 8]), "note": notes.append}
     for text, seed in (([1, 2, 3, 4, 5], 6), ([9], 7)):
-        kept.add([np.array(text)], Context.model.config.vocab_size, [seed])
-    assert len(kept.corpora(Context.model.config.vocab_size)) == 2
-    draft = propose(started(keep=kept, context=Sampled), history_of([2, 3], [2, 3]), 2)
+        kept.add([np.array(text)], hf_models.VOCAB, [seed])
+    assert len(kept.corpora(hf_models.VOCAB)) == 2
+    drafter = SuffixAutomatonDrafter(keep=kept)
+    draft = propose(begun(drafter, 2, **sampled), history_of([2, 3], [2, 3]), 2)
     assert draft.tokens.tolist() == [[-1, -1], [4, 5]]
     for seeds in ([6], [6, 7, 8]):  # where none copies, no text depends on earlier calls
-        kept.add([np.array([9])], Context.model.config.vocab_size, seeds)
+        kept.add([np.array([9])], hf_models.VOCAB, seeds)
         notes.clear()
-        started(keep=kept, context=Sampled)
+        begun(drafter, 2, **sampled)
         assert any("the text depends on them" in note for note in notes) == (8 not in seeds)
 
 
@@ -175,8 +155,7 @@ def test_threads_share_what_is_kept(monkeypatch):
 
     def call(n):
         kept.add([np.full(20, n)], 100)
-        drafter = started(keep=kept)
-        return propose(drafter, history_of([n, n], [99]), 2).tokens.tolist()
+        return propose(started(keep=kept), history_of([n, n], [99]), 2).tokens.tolist()
 
     with ThreadPoolExecutor(8) as pool:
         drafts = list(pool.map(call, range(64)))

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Drafter, TextDrafter, TrieTree, generate
+from specdec_hf import StatelessDrafter, TextDrafter, TrieTree, generate
 from specdec_hf.drafters.fingerprint import UNKNOWN, fingerprint_of, same_vocabulary
 from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.drafters.text import Translation, Vocabulary, plain_end
@@ -139,7 +139,7 @@ def draft_text(source, goal, text, drafted):
     """The target's tokens for text or tokens of the draft model after ``text``."""
     drafter = TextDrafter(hf_models.tiny("llama"), goal, source)
     ids = encode(goal, drafted) if isinstance(drafted, str) else drafted
-    return drafter._carry_back(encode(source, text), encode(goal, text), ids)
+    return drafter.carry_back(encode(source, text), encode(goal, text), ids)
 
 
 def test_drafts_continue_the_last_token_and_end_with_a_character():
@@ -161,20 +161,19 @@ def pair(source, goal):
     )
 
 
-class Compared(Drafter):
+class Compared(StatelessDrafter):
     """A text drafter that must draft in each round what a new one drafts."""
 
     def __init__(self, *arguments):
         self.arguments = arguments
 
-    def start(self, context):
-        self.context = context
+    def begin(self, call):
+        self.call = call
         self.kept = self.started()
+        return self
 
     def started(self):
-        drafter = TextDrafter(*self.arguments)
-        drafter.start(self.context)
-        return drafter
+        return TextDrafter(*self.arguments).begin(self.call)
 
     def propose(self, history, limits):
         draft, other = (one.propose(history, limits) for one in (self.kept, self.started()))

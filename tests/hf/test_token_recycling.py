@@ -1,26 +1,32 @@
 """Token recycling: the adjacency matrix, the trees that it fills, and the text they draft for."""
 
-from types import SimpleNamespace
+import dataclasses
 
 import numpy as np
 import pytest
 from specdec_hf import Candidates, SpeculativeDecoder, TokenRecyclingDrafter, TreeSpec
+from specdec_hf.drafting.drafter import Round
 from support import hf_models
-from support.drafter_proof import history_of
+from support.drafter_proof import begun, history_of
 from support.hf_models import NEW, run
 
 pytestmark = pytest.mark.papers
 
 
 def started(*arguments, **options):
-    drafter = TokenRecyclingDrafter(*arguments, **options)
-    drafter.start(SimpleNamespace(batch_size=2, model=hf_models.tiny("llama")))
-    return drafter
+    return begun(TokenRecyclingDrafter(*arguments, **options), 2)
 
 
-def proposed(drafter, history, limits=(9, 9)):
+def told(state, before, after, *candidates):
+    """Commit a round in which this was fed."""
+    none = np.empty((2, 0), dtype=np.int64)
+    done = Round.of_chain(before.lengths, before.active, np.zeros(2, dtype=np.int64), none)
+    state.commit(after, dataclasses.replace(done, candidates=Candidates(*candidates)))
+
+
+def proposed(state, history, limits=(9, 9)):
     """Each sequence's paths of tokens from the root to every node."""
-    draft = drafter.propose(history, np.array(limits))
+    draft = state.propose(history, np.array(limits))
     if draft is None:
         return None
     paths = []
@@ -35,28 +41,28 @@ def proposed(drafter, history, limits=(9, 9)):
 
 
 def test_the_tree_is_filled_from_the_matrix():
-    drafter = started(TreeSpec.branching((2, 2)), 2)
+    state = started(TreeSpec.branching((2, 2)), 2)
     prompts = [4, 1, 2, 1, 3, 1], [5, 6, 5]
     # The latest follower of 1 is 3; its only follower is 1, as that of 2 is.
-    assert proposed(drafter, history_of(*prompts)) == [[[3], [2], [3, 1], [2, 1]], [[6], [6, 5]]]
+    assert proposed(state, history_of(*prompts)) == [[[3], [2], [3, 1], [2, 1]], [[6], [6, 5]]]
     second_alone = started(TreeSpec((-1,), (1,)), 2)
     assert proposed(second_alone, history_of(*prompts)) == [[[2]], []]
     # Behind 1 the target holds 7 and 3 for likely, and it has read the drafts 3 and 2 as well.
     tokens = np.array([[1, 3, 2, 1], [5, 6, -1, -1]])
     parents = np.array([[-1, 0, 0, 2], [-1, 0, -1, -1]])
     ids = np.array([[[9, 9], [8, 4], [2, 1], [7, 3]], [[6, 5], [5, 6], [1, 1], [1, 1]]])
-    drafter.observe(history_of(*prompts), Candidates(tokens, parents, ids))
     history = history_of([*prompts[0], 9, 1], [*prompts[1], 6])
-    assert drafter._rows[0] == {1: [7, 3], 2: [2, 1], 3: [8, 4], 4: [1]}
-    assert proposed(drafter, history) == [
+    told(state, history_of(*prompts), history, tokens, parents, ids)
+    assert state._rows[0] == {1: [7, 3], 2: [2, 1], 3: [8, 4], 4: [1]}
+    assert proposed(state, history) == [
         [[7], [3], [3, 8], [3, 4]],
         [[5], [6], [5, 6], [5, 5], [6, 5], [6, 6]],
     ]
-    assert proposed(drafter, history, (1, 0)) == [[[7], [3]], []]
+    assert proposed(state, history, (1, 0)) == [[[7], [3]], []]
     ended = history_of([*prompts[0], 9], [*prompts[1], 6], active=(True, False))
-    assert proposed(drafter, ended) is None
-    drafter.observe(ended, Candidates(tokens, parents, ids + 1))
-    assert drafter._rows[1] == {5: [6, 5], 6: [5, 6]}
+    assert proposed(state, ended) is None
+    told(state, ended, history_of([*prompts[0], 9], [*prompts[1], 6]), tokens, parents, ids + 1)
+    assert state._rows[1] == {5: [6, 5], 6: [5, 6]}
 
 
 def test_what_a_call_has_learnt_can_be_inherited():
@@ -68,13 +74,14 @@ def test_what_a_call_has_learnt_can_be_inherited():
         first, second = (run(model, inputs, drafter=drafter) for _ in range(2))
         assert first.sequences.tolist() == second.sequences.tolist() == expected
         assert (first.stats.accepted < second.stats.accepted) == inherit
-    learnt = drafter._rows[0]
+    (learnt,) = begun(drafter)._rows
     # A call that does not end by itself leaves nothing.
     stream = SpeculativeDecoder(drafter).stream(other, inputs["input_ids"], max_new_tokens=NEW)
     next(stream)
     stream.close()
+    assert begun(drafter, 2)._rows == [learnt, learnt]
     batch = run(model, hf_models.prompts((4, 5)), drafter=drafter, max_new_tokens=1)
     assert batch.stats.drafted == 0
-    assert all(learnt.keys() <= rows.keys() for rows in drafter._rows)
+    assert learnt.keys() <= begun(drafter)._rows[0].keys()
     run(other, inputs, drafter=drafter, max_new_tokens=1)
-    assert len(drafter._rows[0]) < len(learnt)
+    assert 0 < len(begun(drafter, model=other)._rows[0]) < len(learnt)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from specdec_hf import Draft, Drafter, EagleTree, TreeSpec
+from specdec_hf import Draft, DrafterCall, EagleTree, StatelessDrafter, TreeSpec
 from support import hf_models
 from support.drafter_proof import (
     SIGNIFICANCE,
@@ -108,11 +108,10 @@ def test_the_distribution_of_the_text_is_the_targets(tree, rule, temperature):
 def test_noise_that_depends_on_the_position_alone_is_detected(rule, monkeypatch):
     """Negative control: siblings share their noise, and the next round draws with it again."""
 
-    def shared(self, children):
-        self.draft.context.asked_for_noise = True
-        return (self.start[:, None] + self.depth - 1).expand(-1, len(children))
+    def shared(self, texts, indices, depth, device):
+        return (texts.lengths_on(device)[:, None] + depth - 1).expand(-1, len(indices))
 
-    monkeypatch.setattr("specdec_hf.drafters.tree_model._Level.noise_positions", shared)
+    monkeypatch.setattr(DrafterCall, "_noise_positions", shared)
     assert text_p_value((2, 2), rule) < SIGNIFICANCE
 
 
@@ -283,7 +282,7 @@ def test_arguments_that_do_not_go_with_trees_are_named(message):
     assert message in str(raised.value)
 
 
-class Scattered(Drafter):
+class Scattered(StatelessDrafter):
     """Drafts tokens that the grammar allows, then one that it forbids or an absent one."""
 
     name = "scattered"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from specdec_hf import Draft, Drafter, TrieTree
+from specdec_hf import Draft, StatelessDrafter, TrieTree
 from specdec_hf.drafters.merge import agreement
 from specdec_hf.drafters.node_budget import NodeBudget
 from specdec_hf.schedules.base import ScheduleContext
@@ -31,7 +31,7 @@ def test_only_tokens_whose_prefix_was_committed_are_measured():
     assert np.sign(after - before)[0, :, :3].tolist() == [[-1, 0, 0], [1, -1, 0]]
 
 
-class Known(Drafter):
+class Known(StatelessDrafter):
     def __init__(self, texts, shift=0):
         self.texts, self.shift = texts, shift
         self.accepted = 0
@@ -43,11 +43,11 @@ class Known(Drafter):
             for text, n in zip(self.texts, history.lengths, strict=True)
         ]
 
-    def commit(self, outcome):
-        self.accepted += int(outcome.accepted.sum())
+    def commit(self, texts, done):
+        self.accepted += int(done.accepted.sum())
 
 
-class KnownTree(Drafter):
+class KnownTree(StatelessDrafter):
     """The same as a tree of its own: a wrong child of the root, and the known text."""
 
     name = "known_tree"
@@ -68,11 +68,11 @@ class KnownTree(Drafter):
         carried = torch.tensor(tokens[:, :1])
         return Draft(torch.from_numpy(tokens), parents, depth=3, carried=carried)
 
-    def commit(self, outcome):
-        self.paths.append(outcome.path.copy())
-        assert ((outcome.tokens >= 0) == (outcome.path >= 0)).all()
-        assert ((outcome.path >= 0).sum(axis=1) == outcome.accepted).all()
-        assert outcome.carried.shape in ((len(outcome.lengths), 0), (len(outcome.lengths), 1))
+    def commit(self, texts, done):
+        self.paths.append(done.path.copy())
+        assert ((done.tokens >= 0) == (done.path >= 0)).all()
+        assert ((done.path >= 0).sum(axis=1) == done.accepted).all()
+        assert done.carried.shape in ((len(done.lengths), 0), (len(done.lengths), 1))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_trees_and_chains_become_one_tree(known):
     assert out.stats.drafter == "known_tree"
 
 
-class OneNode(Drafter):
+class OneNode(StatelessDrafter):
     size, depth = 1, 1
 
     def __init__(self, texts):

@@ -6,6 +6,7 @@ tokens, so that the probabilities of all texts of a few tokens can be computed.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -23,8 +24,9 @@ from proofs import SIGNIFICANCE, chi_square  # noqa: F401  # tests compare p-val
 from specdec_hf import (
     DistilledDrafter,
     Draft,
-    DraftContext,
     Drafter,
+    DrafterCall,
+    Drawn,
     EagleTree,
     History,
     HorizontalCascade,
@@ -35,6 +37,8 @@ from specdec_hf import (
     NasdDrafter,
     PromptLookupDrafter,
     SkippedSublayers,
+    State,
+    StatelessDrafter,
     SuffixAutomatonDrafter,
     TextDrafter,
     TokenRecyclingDrafter,
@@ -45,49 +49,29 @@ from specdec_hf import (
 )
 from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafting import checks
-from specdec_hf.drafting.context import reads_draft
+from specdec_hf.drafting.call import reads_draft
 from specdec_hf.drafting.drafter import rules_of
 from specdec_hf.loop import drafted
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
 from support.cli_models import letters, letters_of, pairs
 
-from specdec_kernels import SampledDraft
 
-
-class Context:
-    """All that drafters which copy texts read of a call with two sequences."""
-
-    batch_size = 2
-    rule = "greedy"
-    model = hf_models.tiny("llama")
-    max_length = 40
-    encoder = None
-    num_proposals = 1
-
-    def note(self, text: str) -> None:
-        """Remarks are of no interest here."""
-
-    def sampled_seeds(self) -> dict[int, int]:
-        """Texts are greedy."""
-        return {}
-
-
-class SeveralProposals(Context):
-    """A call that takes three chains."""
-
-    num_proposals = 3
-
-
-def context_of(
-    model: Any, rule: str = "greedy", batch_size: int = 1, **fields: Any
-) -> DraftContext:
+def call_of(
+    model: Any = None, rule: str = "greedy", batch_size: int = 1, **fields: Any
+) -> DrafterCall:
     """A call without filters, of temperature 0 where it is greedy; ``fields`` are others of it."""
-    given = {
-        "temperature": float(rule != "greedy"), "top_k": 0, "top_p": 1.0, "min_p": 0.0,
-        "seeds": torch.zeros(batch_size, dtype=torch.int64), "max_length": 99, "max_draft": 16,
-    }  # fmt: skip
-    return DraftContext(model, rule, batch_size=batch_size, **{**given, **fields})
+    sampling = {"temperature": float(rule != "greedy"), "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    sampling |= {name: fields.pop(name) for name in [*sampling] if name in fields}
+    seeds = torch.zeros(batch_size, dtype=torch.int64)
+    given = {"seeds": seeds, "max_length": 99, "max_draft": 16, **fields}
+    model = hf_models.tiny("llama") if model is None else model
+    return DrafterCall.of(model, rule, sampling, **given)
+
+
+def begun(drafter: Drafter, batch_size: int = 1, **fields: Any) -> State:
+    """The state of a drafter in such a call."""
+    return drafter.begin(call_of(batch_size=batch_size, **fields))
 
 
 def history_of(*texts: Sequence[int], active: Sequence[bool] | None = None) -> History:
@@ -111,9 +95,9 @@ def chains_of(draft: Draft | None) -> list[list[list[int]]] | None:
     return draft.tokens.unflatten(1, (draft.num_proposals, -1)).tolist()
 
 
-def propose(drafter: Drafter, history: History, limit: int) -> Draft | None:
-    """What a drafter that was started drafts."""
-    return drafter.propose(history, limits_of(history, limit))
+def propose(state: State, history: History, limit: int) -> Draft | None:
+    """What a state drafts."""
+    return state.propose(history, limits_of(history, limit))
 
 
 def counts_of(draft: Draft) -> list[int]:
@@ -170,8 +154,8 @@ def recorded_drafts() -> Iterator[list[tuple[Any, list[Any]]]]:
     """The limits [B] of each round, and the paths to the nodes that each sequence drafts in it."""
     rounds: list[tuple[Any, list[Any]]] = []
 
-    def ask(drafter: Any, history: History, limits: Any, context: DraftContext) -> Draft | None:
-        draft = checks.ask(drafter, history, limits, context)
+    def ask(drafter: Any, state: Any, texts: History, limits: Any, call: Any) -> Draft | None:
+        draft = checks.ask(drafter, state, texts, limits, call)
         rounds.append((limits, [_paths(draft, b, limit) for b, limit in enumerate(limits)]))
         return draft
 
@@ -316,37 +300,46 @@ def _of_texts_that_end(probs: torch.Tensor, eos: int) -> torch.Tensor:
     return torch.zeros_like(probs).index_add_(0, codes, probs)
 
 
+def with_states(drafter: Any, change: Callable[[Any, DrafterCall], None]) -> Any:
+    """A drafter like another one, each of whose states was changed."""
+    made = copy.copy(drafter)
+
+    def begin(call: DrafterCall) -> State:
+        state = copy.copy(drafter.begin(call))  # some drafters are their own states
+        change(state, call)
+        return state
+
+    made.begin = begin
+    return made
+
+
 def with_twin(drafter: Any, twin: Any) -> Any:
     """The drafter, but it fails where its twin, which has other seeds, drafts anything else.
 
     What both are told of a call is the same. So a draft is a function of that, and has nothing to
-    do with the noise that it is verified with.
+    do with the noise that it is verified with. ``rounds`` lists the drafts.
     """
 
-    class HasTwin(type(drafter)):
-        rounds = 0
+    def change(state: Any, call: DrafterCall) -> None:
+        other = twin.begin(dataclasses.replace(call, seeds=call.seeds + 1000))
+        propose, commit = state.propose, state.commit
 
-        def start(self, context: DraftContext) -> None:
-            super().start(context)
-            twin.start(dataclasses.replace(context, seeds=context.seeds + 1000))
-
-        def propose(self, history: History, limits: Any) -> Draft | None:
-            drafts = [super().propose(history, limits), twin.propose(history, limits)]
+        def both(texts: History, limits: Any) -> Draft | None:
+            drafts = [propose(texts, limits), other.propose(texts, limits)]
             ours, others = (None if draft is None else draft.tokens.tolist() for draft in drafts)
             assert ours == others
-            self.rounds += ours is not None
+            made.rounds += [] if ours is None else [ours]
             return drafts[0]
 
-        def observe(self, *told: Any) -> None:
-            super().observe(*told)
-            twin.observe(*told)
+        def told(*done: Any) -> None:
+            commit(*done)
+            other.commit(*done)
 
-        def commit(self, *told: Any) -> None:
-            super().commit(*told)
-            twin.commit(*told)
+        state.propose, state.commit = both, told
 
-    drafter.__class__ = HasTwin
-    return drafter
+    made = with_states(drafter, change)
+    made.rounds = []
+    return made
 
 
 def with_wrong_distribution(drafter: Any) -> Any:
@@ -357,34 +350,32 @@ def with_wrong_distribution(drafter: Any) -> Any:
     rule "auto" does not read the distribution is verified with multi_draft.
     """
 
-    class WrongDistribution(type(drafter)):
-        draws, several = True, False
+    def change(state: Any, call: DrafterCall) -> None:
+        propose = state.propose
 
-        def start(self, context: DraftContext) -> None:
-            self.told = context
-            super().start(context)
-
-        def propose(self, history: History, limits: Any) -> Draft | None:
-            draft: Draft | None = super().propose(history, limits)
-            self.told.noise_positions(history.lengths, 0)
+        def wrong(texts: History, limits: Any) -> Draft | None:
+            draft: Draft | None = propose(texts, limits)
             if draft is not None and draft.parents is not None:
-                draft.distribution = _rising((len(draft.tokens), 1))
+                draft.drawn = _rising(draft.tokens[:, :1])
                 draft.draft_rows = torch.zeros_like(draft.tokens, dtype=torch.int32)
             elif draft is not None:
-                draft.distribution = _rising(tuple(draft.tokens.shape))
+                draft.drawn = _rising(draft.tokens)
             return draft
 
-    drafter.__class__ = WrongDistribution
-    if drafter.size and not reads_draft(rules_of(drafter)[0]):
-        drafter.rules = ("multi_draft",)
-    return drafter
+        state.propose = wrong
+
+    made = with_states(drafter, change)
+    made.draws, made.several = True, False
+    if made.size and not reads_draft(rules_of(made)[0]):
+        made.rules = ("multi_draft",)
+    return made
 
 
-def _rising(shape: tuple[int, ...]) -> SampledDraft:
+def _rising(tokens: torch.Tensor) -> Drawn:
     """Rows in which every token is twice as likely as the one before it."""
-    rows = (torch.arange(VOCAB) * math.log(2)).repeat(*shape, 1)
+    rows = (torch.arange(VOCAB) * math.log(2)).repeat(*tokens.shape, 1)
     sums = rows.logsumexp(dim=-1)
-    return SampledDraft(rows, sums, torch.full_like(sums, -torch.inf), 1.0)
+    return Drawn(tokens, rows, sums, torch.full_like(sums, -torch.inf))
 
 
 # Makes the drafter of a call for a target, with a folder for files.
@@ -548,7 +539,7 @@ def make(name: str, target: Any, folder: Path) -> dict[str, Any]:
 ALL = (*NAMED, *OTHERS, *TREES)
 
 
-class Repeats(Drafter):
+class Repeats(StatelessDrafter):
     """Proposes the last tokens once more, with absent tokens in every other sequence."""
 
     name = "repeats"

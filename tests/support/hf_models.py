@@ -30,27 +30,6 @@ from specdec_hf.heads.parallel import ParallelConfig
 from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
 from specdec_hf.lab.training.draft_model import DraftLlama, DraftModelConfig
 from specdec_hf.lab.training.unrolled import Batch, loss_of, unroll
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LogitsProcessorList,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-)
 from transformers.generation.streamers import BaseStreamer
 
 from specdec_kernels.versions import SUPPORTED, release
@@ -70,12 +49,12 @@ def one_thread():
 PAD = 0
 NAMES = ("llama", "gpt2", "qwen2", "qwen3", "gemma2")
 CLASSES: dict[str, tuple[Any, Any]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
-    "gpt2": (GPT2Config, GPT2LMHeadModel),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
 }
 
 
@@ -263,7 +242,7 @@ PROCESSED: dict[str, dict[str, Any]] = {
     "min_new_tokens": {"min_new_tokens": 12, "eos_token_id": list(range(1, 30))},
     "forced_eos_token_id": {"forced_eos_token_id": 4},
     "sequence_bias": {"sequence_bias": [[[9], 4.0], [[3, 5], 6.0]]},
-    "custom": {"logits_processor": LogitsProcessorList([prefer_new])},
+    "custom": {"logits_processor": transformers.LogitsProcessorList([prefer_new])},
 }
 
 
@@ -278,6 +257,13 @@ class Clock:
         return self.now
 
 
+def told(state: Any, tell: Callable[[Any, Any], Any]) -> Any:
+    """A state whose drafts are what ``tell`` returns of the texts and of its own draft."""
+    propose = state.propose
+    state.propose = lambda texts, limits: tell(texts, propose(texts, limits))
+    return state
+
+
 class SlowLookup(PromptLookupDrafter):
     """Prompt lookup that takes some seconds of a clock for every draft."""
 
@@ -285,12 +271,12 @@ class SlowLookup(PromptLookupDrafter):
         super().__init__(3, 1)
         self.clock, self.seconds = clock, seconds
 
-    def timed(self, found):
+    def timed(self, texts, found):
         self.clock.now += 0.0 if found is None else self.seconds
         return found
 
-    def propose(self, history, limits):
-        return self.timed(super().propose(history, limits))
+    def begin(self, call):
+        return told(super().begin(call), self.timed)
 
 
 ENCODER_VOCAB = 110
@@ -309,23 +295,23 @@ _SMALL = {
 def encoder_decoder(name: str, vocab_size: int = ENCODER_VOCAB, seed: int | None = None) -> Any:
     """A random model without an end-of-sequence token, so that a test decides the lengths."""
     if name == "t5":
-        model: Any = T5ForConditionalGeneration(
-            T5Config(
+        model: Any = transformers.T5ForConditionalGeneration(
+            transformers.T5Config(
                 vocab_size=vocab_size, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
                 decoder_start_token_id=START, pad_token_id=0, eos_token_id=None,
                 feed_forward_proj="gated-gelu", tie_word_embeddings=False,
             )
         )  # fmt: skip
     elif name == "bart":
-        model = BartForConditionalGeneration(
-            BartConfig(
+        model = transformers.BartForConditionalGeneration(
+            transformers.BartConfig(
                 **_SMALL, vocab_size=vocab_size, max_position_embeddings=64,
                 forced_eos_token_id=None,
             )
         )  # fmt: skip
     else:
-        model = WhisperForConditionalGeneration(
-            WhisperConfig(
+        model = transformers.WhisperForConditionalGeneration(
+            transformers.WhisperConfig(
                 **_SMALL, vocab_size=vocab_size, num_mel_bins=8, max_source_positions=16,
                 max_target_positions=64, suppress_tokens=None, begin_suppress_tokens=None,
             )
@@ -488,18 +474,17 @@ def rounds_of(
     target: Any, drafter: Any, lengths: tuple[int, ...] = (9, 4), **settings: Any
 ) -> tuple[Any, list[tuple[list[list[int]], Any]]]:
     """What a call returns, and of each round the text of each sequence and the draft."""
-    rounds, propose = [], drafter.propose
+    rounds, watched = [], copy.copy(drafter)
 
-    def proposed(history: Any, limits: Any) -> Any:
-        draft = propose(history, limits)
+    def tell(texts: Any, draft: Any) -> Any:
+        held = zip(texts.tokens, texts.lengths, strict=True)
         if draft is not None:
-            texts = zip(history.tokens, history.lengths, strict=True)
-            rounds.append(([text[:length].tolist() for text, length in texts], draft))
+            rounds.append(([text[:length].tolist() for text, length in held], draft))
         return draft
 
-    drafter.propose = proposed
+    watched.begin = lambda call: told(drafter.begin(call), tell)
     out = generate(
-        target, **prompts(lengths), drafter=drafter, guard=False,
+        target, **prompts(lengths), drafter=watched, guard=False,
         return_dict_in_generate=True, **{"max_new_tokens": 12, **settings},
     )  # fmt: skip
     assert len(rounds) > 2
@@ -571,8 +556,8 @@ def differences(
                 row = rows[above]
                 score += float(row.log_softmax(-1)[token])
                 paths[n] = [*path, token], score
-                if draft.distribution is not None:
-                    own = draft.distribution.logits[b, n].to(row)
+                if draft.drawn is not None:
+                    own = draft.drawn.logits[b, n].to(row)
                     assert own.isneginf().equal(row.isneginf())
                     known = row[row.isfinite()]
                     far = (own[row.isfinite()] - known).abs().max()

@@ -107,12 +107,10 @@ def test_drafts_are_those_of_the_drafter_that_has_this_name_in_the_loop(make, da
     texts = random_texts(8)
     given = Batch(*texts).drafts(make(name))
     named = name.replace("FILE", str(datastore))
-    drafter = resolve.resolve_drafter(named, None, drafter_proof.Context.model)
+    call = drafter_proof.call_of(batch_size=len(texts))
+    drafter = resolve.resolve_drafter(named, None, call.model)
     drafter.check_config = lambda _: None  # the model has another vocabulary
-    context = drafter_proof.Context()
-    context.batch_size = len(texts)
-    drafter.start(context)
-    draft = drafter_proof.propose(drafter, drafter_proof.history_of(*texts), GAMMA)
+    draft = drafter_proof.propose(drafter.begin(call), drafter_proof.history_of(*texts), GAMMA)
     assert given == [[token for token in row if token >= 0] for row in draft.tokens.tolist()]
     assert sum(map(bool, given)) > 2
 

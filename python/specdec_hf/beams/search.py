@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec_hf.arguments import shown
+from specdec_hf.arguments import Refused, shown
 from specdec_hf.beams.scores import Beams, Rows, drafted_below, log_prob_rows
 from specdec_hf.beams.tree import BeamTree, DraftedBeams, Integers, TreeModel, draft_beams
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
-from specdec_hf.drafting.context import DraftContext
+from specdec_hf.drafting.call import DrafterCall, Forwards
 from specdec_hf.loop.begin import SLOTS_AHEAD, committed_prompts
 from specdec_hf.loop.draft_length import DraftLengthPolicy, begin_schedule
 from specdec_hf.loop.output import SpecOutput
@@ -52,6 +52,7 @@ from specdec_hf.runner.protocol import (
 )
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.schedules.base import Outcome, ScheduleContext
+from specdec_hf.schedules.heuristic import ConstantSchedule
 
 
 def check_beam_options(call: Call, options: Options) -> None:
@@ -136,7 +137,7 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
                 model, len(call.mask), tree=True, self_check=options.self_check,
                 prompt=Prompt(call.prompt_ids, call.mask),
             )  # fmt: skip
-        except ValueError as error:
+        except Refused as error:
             return own_search(model, call, options, str(error))
     search = BeamSearch(model, call, options)
     while not search.beams.done:
@@ -233,36 +234,40 @@ class BeamSearch:
         self.stats.notes += notes
         self.target = TreeModel(model, runner)
         self.tree = BeamTree(len(lengths))
-        self.drafter = None if drafter is None else self._start(drafter, size)
+        made = None if drafter is None else self._start(drafter, size)
+        self.drafter = None if made is None else TreeModel(made.model, made.runner)
         exact, vocab_size = has_exact_text(model, chosen, twin), vocab_size_of(model)
-        costs = costs_of(model, options, "greedy", lengths, exact=exact)
+        by_clock = bool(options.guard)
+        costs = costs_of(model, "greedy", lengths, exact=exact, by_clock=by_clock)
         if drafter is not None and not exact:
             self.stats.notes += timing_notes(model, "greedy", costs)
         others = self.beams.width - 1  # a plain round reads all beams
         costs.padded = lambda nodes: nodes + others
         schedule = begin_schedule(
-            "constant", drafter, ScheduleContext(1, self.gamma, vocab_size, costs=costs)
+            ConstantSchedule(), drafter, ScheduleContext(1, self.gamma, vocab_size, costs=costs)
         )
         self.length_policy = DraftLengthPolicy(
             schedule, costs, options.guard, drafter, model=model, rule="greedy",
-            batch_size=len(lengths), budget=steps, stats=self.stats, clock=options.clock,
+            batch_size=len(lengths), stats=self.stats, clock=options.clock,
         )  # fmt: skip
+        if made is not None:
+            self.length_policy.begin(made.cost, None, steps)
         self.rows: dict[str, list[torch.Tensor]] = {name: [] for name in call.outputs}
 
-    def _start(self, drafter: ModelDrafter, size: int) -> TreeModel:
+    def _start(self, drafter: ModelDrafter, size: int) -> DraftModel:
         """The draft model with an empty cache."""
         zeros = torch.zeros(len(self.text.lengths), dtype=torch.int64, device=self.model.device)
-        context = DraftContext(
-            self.model, "greedy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seeds=zeros,
-            batch_size=len(zeros), max_length=self.text.tokens.shape[1], max_draft=size,
-            note=self.stats.note_round, self_check=self.options.self_check,
-            compile=self.options.compile,
-            packed=None if self.stats.packed is None else self.stats.packed.drafts,
+        greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        call = DrafterCall.of(
+            self.model, "greedy", greedy, seeds=zeros,
+            max_length=self.text.tokens.shape[1], max_draft=size, note=self.stats.note_round,
+            forwards=Forwards(
+                self.options.self_check, self.options.compile,
+                packed=None if self.stats.packed is None else self.stats.packed.drafts,
+            ),
         )  # fmt: skip
         self.stats.tree = f"{self.width} beams"
-        made = DraftModel(drafter.model, context, drafter.cache_kind, tree=True)
-        drafter.relative_cost = made.relative_cost
-        return TreeModel(made.model, made.runner)
+        return DraftModel(drafter.model, call, drafter.cache_kind, tree=True)
 
     @torch.inference_mode()
     def run_round(self) -> None:

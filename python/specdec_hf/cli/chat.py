@@ -34,7 +34,7 @@ def chat(given: Settings, view: View) -> None:
     with progress_bar() as say:
         check_template = functools.partial(_check_template, settings, sources.model.title)
         loaded = load_models(settings, sources, say, check_template)
-    decoder = make_decoder(settings, loaded.drafter)
+    decoder = make_decoder(settings, loaded.drafter, loaded.tokenizer)
     conversation = Conversation(loaded, decoder, settings, view, given)
     _greet(conversation, view, interactive)
     try:

@@ -114,7 +114,7 @@ class Conversation:
         given = replace(self.given, **values)
         settings = replace(given, sampling=dict(given.sampling))
         check(settings)
-        decoder = make_decoder(settings, self.loaded.drafter)
+        decoder = make_decoder(settings, self.loaded.drafter, self.loaded.tokenizer)
         self.given, self.settings, self.decoder = given, settings, decoder
 
     def reset(self) -> None:
@@ -240,7 +240,7 @@ class Conversation:
             **lossless,
         )  # fmt: skip
         check(settings)
-        return make_decoder(settings, NGRAM)
+        return make_decoder(settings, NGRAM, self.loaded.tokenizer)
 
     def _encode(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         return encode(

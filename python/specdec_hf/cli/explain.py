@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdec_hf.cli.distributions import draft_probs, target_probs
 from specdec_hf.detokenizer import INCOMPLETE, Detokenizer
-from specdec_hf.drafting.context import reads_draft
+from specdec_hf.drafting.call import reads_draft
 from specdec_hf.loop.streaming import Kind, TracedRound
 from specdec_kernels.analysis import acceptance_uniforms, draw_uniforms
 

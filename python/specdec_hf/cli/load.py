@@ -230,8 +230,8 @@ def _model_of(drafter: Any, target: Any) -> Any:
             f"--cascade vertical: {', '.join(drafter.sampling)} of a model must not be given, "
             "because the models of a vertical cascade draft with the call's"
         )
-    if isinstance(drafter, LayersDrafter):
-        drafter.draft_for(target)
+    if isinstance(drafter, Drafter):
+        drafter = drafter.for_target(target)
     return drafter.model if isinstance(drafter, ModelDrafter) else drafter
 
 

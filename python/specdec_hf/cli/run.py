@@ -95,7 +95,7 @@ def run(
         loaded = load_models(
             settings, sources, say, functools.partial(check_prompts, prompts, settings)
         )
-        decoder = make_decoder(settings, loaded.drafter)
+        decoder = make_decoder(settings, loaded.drafter, loaded.tokenizer)
         say("warming up")
         _warm_up(loaded, decoder, settings, compare=view.compare)
 
@@ -174,12 +174,13 @@ def load_models(
     return load(settings, sources, say, check_tokenizer, refuse or refuse_drafter)
 
 
-def make_decoder(settings: Settings, drafter: Any) -> SpeculativeDecoder:
-    """The decoder of checked settings and a loaded drafter."""
+def make_decoder(settings: Settings, drafter: Any, tokenizer: Any) -> SpeculativeDecoder:
+    """The decoder of checked settings and a loaded drafter, for a model with this tokenizer."""
     from specdec_hf.api import SpeculativeDecoder
 
     own = {name: getattr(settings, name) for name in COMMON}
-    return SpeculativeDecoder(**{**own, "drafter": drafter, "guard": GUARDS[settings.guard]})
+    given = {"drafter": drafter, "guard": GUARDS[settings.guard], "tokenizer": tokenizer}
+    return SpeculativeDecoder(**{**own, **given})
 
 
 def generation_arguments(settings: Settings) -> dict[str, Any]:

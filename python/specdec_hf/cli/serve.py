@@ -109,7 +109,7 @@ def serve(
             from specdec_hf.server.service import Limits
 
             name = served_model_name or _name_of(sources.model.name)
-            decoder = make_decoder(settings, loaded.drafter)
+            decoder = make_decoder(settings, loaded.drafter, loaded.tokenizer)
             queue = BatchQueue(loaded.model, decoder, batch_size, prefill_chunk_size)
             limits = Limits(max_waiting=max_waiting, max_new_tokens=max_tokens)
             say("warming up")

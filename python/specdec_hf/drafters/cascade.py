@@ -16,88 +16,136 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, check_integers, shown
+from specdec_hf.drafters.composed import ComposedDrafter, candidates_for, round_for, values_of
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
-from specdec_hf.drafters.sparse_cache import SparseCacheDraft, SparseCacheDrafter
-from specdec_hf.drafting.checks import ask, check_temperature
-from specdec_hf.drafting.context import (
+from specdec_hf.drafters.sparse_cache import SparseCacheDrafter, SparseCacheStepper
+from specdec_hf.drafting.call import (
     MAX_DRAFTS_PER_ROUND,
-    Candidates,
-    DraftContext,
-    History,
+    Asks,
+    DrafterCall,
+    Drawn,
     reads_draft,
 )
-from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
+from specdec_hf.drafting.checks import ask, begin_state
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import (
+    RULES_OF_DRAWN_DRAFTS,
+    Cost,
+    Draft,
+    Drafter,
+    Round,
+    State,
+)
 from specdec_hf.drafting.registry import make_drafter
-from specdec_hf.drafting.sampling import one_hot_logits
 from specdec_hf.request.inputs import check_language_model, is_language_model
 from specdec_hf.runner.protocol import to_device, vocab_size_of
-from specdec_kernels import Rule, SampledDraft, Verdict, verify_chain
+from specdec_kernels import Rule, Verdict, verify_chain
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_LEVELS = 8  # drafters of one cascade
 
 
 @dataclass
-class LevelContext(DraftContext):
-    """The context of one drafter of a cascade, which drafts after tokens of the same round.
+class RoundOfLevel:
+    """How far a drafter of a cascade is in a round.
 
     Attributes:
-        parent: the context of the cascade.
-        round_lengths: [B] committed tokens of each sequence when the round began. Noise of the
-            round belongs to them, not to the drafts between, whose number a later round may repeat.
-        asks: [B] how often this drafter has been asked before in the round. Each time has noise of
+        lengths: [B] committed tokens of each sequence when the round began. Noise of the round
+            belongs to them, not to the drafts between, whose number a later round may repeat.
+        asked: [B] how often the drafter has been asked before in the round. Each time has noise of
             its own, since a sequence is drafted as many tokens as the batch needs.
     """
 
-    parent: DraftContext | None = None
-    round_lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    asks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    lengths: NDArray[np.int64]
+    asked: NDArray[np.int64]
 
-    def begin(self, history: History) -> None:
+
+@dataclass(frozen=True, eq=False)
+class LevelCall(DrafterCall):
+    """The call of one drafter of a cascade, which drafts after tokens of the same round.
+
+    Attributes:
+        parent: the call of the cascade.
+        round: what changes from one draft to the next.
+    """
+
+    parent: DrafterCall = field(kw_only=True)
+    round: RoundOfLevel = field(kw_only=True)
+
+    def begin_round(self, texts: History) -> None:
         """Begin a proposal of the cascade, which another cascade may ask for again in a round."""
-        if isinstance(self.parent, LevelContext):
-            self.round_lengths = self.parent.round_lengths
-            self.asks = np.where(self.parent.asks == 0, 0, self.asks)
+        mine = self.round
+        if isinstance(self.parent, LevelCall):
+            above = self.parent.round
+            mine.lengths, mine.asked = above.lengths, np.where(above.asked == 0, 0, mine.asked)
         else:
-            self.round_lengths = history.lengths
-            self.asks = np.zeros_like(history.lengths)
+            mine.lengths, mine.asked = texts.lengths, np.zeros_like(texts.lengths)
 
-    def noise_positions(
+    def sampled_seeds(self) -> dict[int, int]:
+        """Those of the whole call: a level has a temperature and seeds of its own."""
+        return self.parent.sampled_seeds()
+
+    def _noise_positions(
         self,
-        lengths: NDArray[np.int64] | torch.Tensor,
-        index: int | Sequence[int] | NDArray[np.int64],
-        *,
-        depth: int | None = None,
+        texts: History,
+        indices: NDArray[np.int64],
+        depth: int | None,
+        device: torch.device,
     ) -> torch.Tensor:
         if self.rule == "match":
-            return super().noise_positions(lengths, index, depth=depth)
-        self.asked_for_noise = True
-        device = lengths.device if isinstance(lengths, torch.Tensor) else self.seeds.device
-        base = self.round_lengths + ((self.asks * MAX_DRAFTS_PER_ROUND + 1) << 32)
-        offsets = np.asarray(index, dtype=np.int64) << 32
-        positions = base + offsets if offsets.ndim == 0 else base[:, None] + offsets
-        return to_device(positions, device)
+            return super()._noise_positions(texts, indices, depth, device)
+        base = self.round.lengths + ((self.round.asked * MAX_DRAFTS_PER_ROUND + 1) << 32)
+        return to_device(base[:, None] + (indices << 32), device)
 
 
-def level_context(context: DraftContext, level: int, **changes: Any) -> LevelContext:
-    """The context of the drafter of one level below a context.
+def level_call(call: DrafterCall, level: int, **changes: Any) -> LevelCall:
+    """The call of the drafter of one level below a call.
 
     It has seeds of its own, so that no other level uses its noise. Under rule match all levels
-    share the target's, and the text is that noise's whatever is drafted.
+    share the target's, and the text is that noise's whatever is drafted. The schedule of the call
+    answers no level: it counts the tokens of whole drafts.
     """
-    values = {f.name: getattr(context, f.name) for f in dataclasses.fields(DraftContext)}
-    values |= {"sampled": context.sampled_seeds(), **changes}
+    values = values_of(call) | {"asks": Asks(), **changes}
     if values["rule"] != "match":
-        seeds = derived_seeds(context.seeds.cpu(), level, context.first_draft_index)
+        seeds = derived_seeds(call.seeds.cpu(), level, call.first_draft_index)
         values["seeds"] = seeds.to(values["seeds"].device)
-    asks = np.zeros(context.batch_size, dtype=np.int64)
-    return LevelContext(**values, parent=context, asks=asks)
+    zeros = np.zeros(call.batch_size, dtype=np.int64)
+    return LevelCall(**values, parent=call, round=RoundOfLevel(zeros, zeros.copy()))
+
+
+class Level:
+    """One drafter of a cascade in a call.
+
+    Args:
+        drafter: its settings.
+        call: what it is told.
+
+    Raises:
+        ValueError: a call that it cannot draft for.
+    """
+
+    def __init__(self, drafter: Drafter, call: LevelCall) -> None:
+        self.drafter, self.call = drafter, call
+        self.state = begin_state(drafter, call)
+
+    def ask(self, texts: History, most: NDArray[np.int64]) -> Draft | None:
+        """Up to ``most[b]`` tokens after texts that may end with drafts, checked."""
+        draft = ask(self.drafter, self.state, texts, most, self.call)
+        self.call.round.asked += most > 0
+        return draft
+
+    def commit(self, texts: History, done: Round) -> None:
+        """Tell it the outcome of a round, its own or that of the whole cascade."""
+        self.state.commit(texts, round_for(self.drafter, done))
 
 
 def derived_seeds(seeds: torch.Tensor, *numbers: NDArray[np.int64] | int) -> torch.Tensor:
@@ -118,7 +166,7 @@ def derived_seeds(seeds: torch.Tensor, *numbers: NDArray[np.int64] | int) -> tor
     return torch.from_numpy(np.array(words, dtype=np.uint64).view(np.int64))
 
 
-class Cascade(Drafter):
+class Cascade(ComposedDrafter):
     """Base class: the drafters of a cascade, and what they learn together.
 
     Attributes:
@@ -129,12 +177,7 @@ class Cascade(Drafter):
 
     def __init__(self, drafters: Sequence[Any]) -> None:
         self.drafters = [_as_drafter(one) for one in drafters]
-        self.candidates = max((drafter.candidates for drafter in self.drafters), default=0)
-
-    def observe(self, history: History, candidates: Candidates) -> None:
-        for drafter in self.drafters:
-            if drafter.candidates:
-                drafter.observe(history, candidates.first(drafter.candidates))
+        self.needs = candidates_for(self.drafters)
 
 
 class HorizontalCascade(Cascade):
@@ -173,51 +216,57 @@ class HorizontalCascade(Cascade):
         if self.draws:
             self.rules = RULES_OF_DRAWN_DRAFTS
 
-    def start(self, context: DraftContext) -> None:
-        """Begin a new call with every drafter."""
-        self._context = context
-        self._contexts = [level_context(context, k) for k in range(len(self.drafters))]
-        for drafter, mine in zip(self.drafters, self._contexts, strict=True):
-            drafter.start(mine)
-        self.add_up_costs(self.drafters)
-        if not self.drafts_at_once:  # each step is one drafter's
-            self.relative_cost = max(drafter.relative_cost for drafter in self.drafters)
+    def begin(self, call: DrafterCall) -> State:
+        """Begin a call with every drafter."""
+        return HorizontalState(self, call)
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        batch_size, gamma = len(history.lengths), int(limits.max())
+
+class HorizontalState(State):
+    """What the drafters of a `HorizontalCascade` know of a call."""
+
+    def __init__(self, drafter: HorizontalCascade, call: DrafterCall) -> None:
+        self.drafter, self.call = drafter, call
+        self.levels = [Level(part, level_call(call, k)) for k, part in enumerate(drafter.drafters)]
+        costs = [level.state.cost for level in self.levels]
+        self.cost = Cost.sum(costs)
+        if not self.cost.at_once:  # each step is one drafter's
+            most = max(cost.relative for cost in costs)
+            self.cost = dataclasses.replace(self.cost, relative=most)
+
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        batch_size, gamma = len(texts.lengths), int(limits.max())
         drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
         counts = np.zeros(batch_size, dtype=np.int64)
-        for context in self._contexts:
-            context.begin(history)
-        parts: list[tuple[NDArray[np.int64], NDArray[np.int64], SampledDraft | None]] = []
-        for k, (drafter, context) in enumerate(zip(self.drafters, self._contexts, strict=True)):
-            most = np.minimum(limits - counts, [*self.counts, gamma][k])
+        for level in self.levels:
+            level.call.begin_round(texts)
+        parts: list[tuple[NDArray[np.int64], NDArray[np.int64], Drawn | None]] = []
+        for level, own in zip(self.levels, [*self.drafter.counts, gamma], strict=True):
+            most = np.minimum(limits - counts, own)
             if most.max() < 1:
                 break
-            shown = with_drafts(history, drafted, counts, most > 0)
-            draft = ask(drafter, shown, most, context)
-            context.asks += most > 0
+            draft = level.ask(with_drafts(texts, drafted, counts, most > 0), most)
             if draft is None:
                 continue
-            rows = draft.distribution
-            if rows is not None:
-                check_temperature(drafter, rows, context.temperature, "HorizontalCascade")
             tokens, added = read_tokens(draft, most)
             for b in np.flatnonzero(added):
                 drafted[b, counts[b] : counts[b] + added[b]] = tokens[b, : added[b]]
-            parts.append((counts.copy(), added, rows))
+            parts.append((counts.copy(), added, draft.drawn))
             counts += added
-        self._context.asked_for_noise = True  # `ask` has checked each part's noise
         together = torch.from_numpy(drafted[:, : counts.max()].copy())
-        if all(distribution is None for _, _, distribution in parts):
+        if all(drawn is None for _, _, drawn in parts):
             return Draft(together, counts=counts)
-        target = self._context.model
-        joined = _joined(together, parts, self._context.temperature, target)
-        return Draft(together.to(target.device), distribution=joined, counts=counts)
+        target = self.call.model
+        together = together.to(target.device)
+        joined = _joined(together, parts, vocab_size_of(target))
+        return Draft(together, drawn=joined, counts=counts)
 
-    def commit(self, outcome: DraftOutcome) -> None:
-        for drafter in self.drafters:
-            drafter.commit(outcome)
+    def commit(self, texts: History, done: Round) -> None:
+        for level in self.levels:
+            level.commit(texts, done)
+
+    def end(self, texts: History) -> None:
+        for level in self.levels:
+            level.state.end(texts)
 
 
 def _as_drafter(one: Any) -> Drafter:
@@ -238,7 +287,7 @@ def _as_drafter(one: Any) -> Drafter:
 
 
 def check_rolls_back(drafter: Drafter) -> None:
-    """Raises ValueError for a drafter whose history must not end with drafts."""
+    """Raises ValueError for a drafter whose texts must not end with drafts."""
     if not drafter.rolls_back:
         raise ValueError(
             "drafter must set rolls_back = True to draft after other drafts in a cascade, "
@@ -247,16 +296,16 @@ def check_rolls_back(drafter: Drafter) -> None:
 
 
 def with_drafts(
-    history: History,
+    texts: History,
     drafted: NDArray[np.int64],
     counts: NDArray[np.int64],
     active: NDArray[np.bool_],
 ) -> History:
-    """The history with ``counts[b]`` drafts after each sequence's committed tokens."""
-    lengths = history.lengths + counts
+    """The texts with ``counts[b]`` drafts after each sequence's committed tokens."""
+    lengths = texts.lengths + counts
     tokens = np.zeros((len(lengths), int(lengths.max())), dtype=np.int64)
-    for b, (length, count) in enumerate(zip(history.lengths, counts, strict=True)):
-        tokens[b, :length] = history.tokens[b, :length]
+    for b, (length, count) in enumerate(zip(texts.lengths, counts, strict=True)):
+        tokens[b, :length] = texts.tokens[b, :length]
         tokens[b, length : length + count] = drafted[b, :count]
     return History(tokens, lengths, active)
 
@@ -273,31 +322,26 @@ def read_tokens(
 
 def _joined(
     tokens: torch.Tensor,
-    parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], SampledDraft | None]],
-    temperature: float | torch.Tensor,
-    target: Any,
-) -> SampledDraft:
-    """One distribution of drafts by several drafters; a deterministic one has a one-hot row.
+    parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], Drawn | None]],
+    vocab_size: int,
+) -> Drawn:
+    """The rows of drafts by several drafters; a deterministic draft has a one-hot row.
 
     Args:
-        tokens: [B, gamma].
+        tokens: [B, gamma] on the target's device.
         parts: for each drafter [B] where its drafts begin, [B] how many they are, and their rows.
-        temperature: of all rows.
-        target: the model.
+        vocab_size: V.
     """
-    device = target.device
-    logits = one_hot_logits(tokens.to(device), vocab_size_of(target))
-    sums = torch.zeros(tokens.shape, dtype=torch.float64, device=device)
-    thresholds = torch.full(tokens.shape, -torch.inf, device=device)
-    for begins, counts, rows in parts:
-        if rows is None:
+    joined = Drawn.one_hot(tokens, vocab_size)
+    for begins, counts, drawn in parts:
+        if drawn is None:
             continue
         for b in np.flatnonzero(counts).tolist():
             to, count = slice(int(begins[b]), int(begins[b] + counts[b])), int(counts[b])
-            logits[b, to] = rows.logits[b, :count].float()
-            sums[b, to] = rows.logsumexp[b, :count].double()
-            thresholds[b, to] = rows.threshold[b, :count]
-    return SampledDraft(logits, sums, thresholds, temperature)
+            joined.logits[b, to] = drawn.logits[b, :count].float()
+            joined.logsumexp[b, to] = drawn.logsumexp[b, :count].double()
+            joined.threshold[b, to] = drawn.threshold[b, :count]
+    return joined
 
 
 class VerticalCascade(Cascade):
@@ -329,60 +373,76 @@ class VerticalCascade(Cascade):
     def __init__(self, model: Any, drafter: Any, num_assistant_tokens: int = 3) -> None:
         self.model: Any = _as_drafter(model) if isinstance(model, str) else model
         if isinstance(self.model, SparseCacheDrafter):
-            self.makes_forward, self.rolls_back = True, False
+            self.rolls_back = False
         else:
             check_language_model("model", self.model)
         self.num_assistant_tokens = check_integer("num_assistant_tokens", num_assistant_tokens, 1)
         super().__init__([drafter])
         check_rolls_back(self.drafters[0])
+        forwards = isinstance(self.model, SparseCacheDrafter)
+        self.is_model = not forwards
+        self.needs = dataclasses.replace(self.needs, target_forward=forwards)
 
-    def start(self, context: DraftContext) -> None:
+    def for_target(self, model: Any) -> Self:
+        """The same of a drafter that drafts for the draft model."""
+        sparse = isinstance(self.model, SparseCacheDrafter)
+        return super().for_target(model if sparse else self.model)
+
+    def begin(self, call: DrafterCall) -> State:
         """Check the vocabularies and make empty caches.
 
         Raises:
             ValueError: vocabularies that differ in size, and what `SparseCacheDrafter` refuses.
         """
-        self._context = context
-        self._draft: DraftModel | SparseCacheDraft
-        if isinstance(self.model, SparseCacheDrafter):
-            self._draft, lead = self.model.draft_in(context), context.model
+        return VerticalState(self, call)
+
+
+class VerticalState(State):
+    """What the draft model of a `VerticalCascade` and the drafter below it know of a call."""
+
+    def __init__(self, drafter: VerticalCascade, call: DrafterCall) -> None:
+        self.drafter, self.call = drafter, call
+        self.stepper: DraftModel | SparseCacheStepper
+        if isinstance(drafter.model, SparseCacheDrafter):
+            self.stepper, lead = drafter.model.stepper(call), call.model
         else:
-            self._draft, lead = DraftModel(self.model, context), self.model
-        self.relative_cost = self._draft.relative_cost
+            self.stepper, lead = DraftModel(drafter.model, call), drafter.model
+        self.cost = Cost(self.stepper.cost.relative)
         # The draft model's rule. Where Q is read it must be lossless for Q. Under match all levels
         # share the noise of a position, and the greedy rule serves drafts that are not drawn.
         rule = "greedy"
-        if context.rule == "match" or reads_draft(context.rule):
-            rule = "match" if context.rule == "match" else "token"
-        self._inner = level_context(
-            context,
+        if call.rule == "match" or reads_draft(call.rule):
+            rule = "match" if call.rule == "match" else "token"
+        inner = level_call(
+            call,
             0,
             model=lead,
             runner=None,
             rule=rule,
-            seeds=context.seeds.to(self._draft.device),
+            seeds=call.seeds.to(self.stepper.device),
         )
-        self._seeds = context.seeds.cpu()
-        self.drafters[0].start(self._inner)
+        self._seeds = call.seeds.cpu()
+        self.below = Level(drafter.drafters[0], inner)
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        draft, batch_size = self._draft, len(history.lengths)
-        limits = draft.room(history, limits)
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        call, stepper, batch_size = self.call, self.stepper, len(texts.lengths)
+        limits = stepper.room(texts, limits)
         gamma = int(limits.max())
         if gamma < 1:
             return None
-        draft.begin_round(dataclasses.replace(history, active=limits > 0))
+        active = limits > 0
+        stepper.begin_round(dataclasses.replace(texts, active=active))
         drafted = np.full((batch_size, gamma), -1, dtype=np.int64)
         counts = np.zeros(batch_size, dtype=np.int64)
         rows: torch.Tensor | None = None
-        self._inner.begin(history)
-        seeds = self._round_seeds(history.lengths)
-        active = limits > 0
+        self.below.call.begin_round(texts)
+        seeds = self._round_seeds(texts.lengths)
+        before = with_drafts(texts, drafted, counts, active)
         while active.any():
-            shown = with_drafts(history, drafted, counts, active)
             # A sequence's own number: the noise of its drafts must not depend on the batch.
-            most = np.where(active, np.minimum(limits - counts - 1, self.num_assistant_tokens), 0)
-            emitted, accepted, logits = self._round(shown, most, seeds)
+            longest = self.drafter.num_assistant_tokens
+            most = np.where(active, np.minimum(limits - counts - 1, longest), 0)
+            emitted, accepted, logits = self._round(before, most, seeds)
             if rows is None:
                 rows = logits.new_zeros((batch_size, gamma, logits.shape[2]))
             added = np.where(active, np.minimum((emitted >= 0).sum(axis=1), limits - counts), 0)
@@ -391,38 +451,38 @@ class VerticalCascade(Cascade):
                 drafted[b, to] = emitted[b, : added[b]]
                 rows[b, to] = logits[b, : added[b]]
             counts += added
-            active &= (added > 0) & (counts < limits)
+            active = active & (added > 0) & (counts < limits)
             # The last of the added tokens is pending: no cache holds it.
             kept = np.minimum(accepted, np.maximum(added - 1, 0))
-            draft.truncate(shown.lengths + np.maximum(added - 1, 0))
-            self.drafters[0].commit(DraftOutcome.of_chain(shown.lengths, kept, emitted))
-        self._context.asked_for_noise = True
+            stepper.truncate(before.lengths + np.maximum(added - 1, 0))
+            after = with_drafts(texts, drafted, counts, active)
+            done = Round.of_chain(before.lengths, before.active, kept, emitted)
+            self.below.commit(after, done)
+            before = after
         if rows is None or not counts.any():
             return None
         tokens = torch.from_numpy(drafted)
-        if not reads_draft(self._context.rule) and self._context.continue_drafting is None:
+        if not reads_draft(call.rule) and call.asks.continue_drafting is None:
             return Draft(tokens, counts=counts)
-        target = self._context.model.device
-        zeros = torch.zeros((batch_size, gamma), dtype=torch.int64, device=draft.device)
         # The statistics of the rows; the tokens that come with them are not used.
-        drawn = draft.sampler.sample(rows, zeros)
-        distribution = SampledDraft(
-            rows.to(target), drawn.logsumexp.to(target), drawn.threshold.to(target),
-            self._context.temperature,
-        )  # fmt: skip
-        return Draft(tokens.to(target), distribution=distribution, counts=counts)
+        drawn = call.draw(texts, rows, range(gamma), sampling=stepper.sampling)
+        drawn = dataclasses.replace(drawn, tokens=tokens.to(stepper.device))
+        return Draft(tokens.to(call.model.device), drawn=drawn, counts=counts)
 
-    def commit(self, outcome: DraftOutcome) -> None:
-        self._draft.truncate(outcome.lengths + outcome.accepted)
-        self.drafters[0].commit(outcome)
+    def commit(self, texts: History, done: Round) -> None:
+        self.stepper.truncate(done.lengths + done.accepted)
+        self.below.commit(texts, done)
+
+    def end(self, texts: History) -> None:
+        self.below.state.end(texts)
 
     def _round(
-        self, history: History, most: NDArray[np.int64], seeds: torch.Tensor
+        self, texts: History, most: NDArray[np.int64], seeds: torch.Tensor
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], torch.Tensor]:
         """One round of the draft model.
 
         Args:
-            history: what it continues.
+            texts: what it continues.
             most: [B], how many tokens the smaller drafter may draft.
             seeds: [B] int64, of the verification.
 
@@ -430,23 +490,21 @@ class VerticalCascade(Cascade):
             Emitted tokens [B, m+1], -1 after their end; [B] how many of them were drafted; and the
             draft model's logits [B, m+1, V].
         """
-        draft, proposed = self._draft, None
+        stepper, runner, proposed = self.stepper, self.stepper.runner, None
         if most.any():
-            shown = dataclasses.replace(history, active=most > 0)
-            proposed = ask(self.drafters[0], shown, most, self._inner)
-        ids = torch.empty((len(history.lengths), 0), dtype=torch.int64, device=draft.device)
-        distribution = None
-        self._inner.asks += most > 0
+            proposed = self.below.ask(dataclasses.replace(texts, active=most > 0), most)
+        ids = torch.empty((len(texts.lengths), 0), dtype=torch.int64, device=stepper.device)
+        drawn = None
         if proposed is not None:
             found, counts = read_tokens(proposed, most)
             found = np.where(np.arange(found.shape[1]) < counts[:, None], found, -1)
-            ids, distribution = to_device(found, draft.device), proposed.distribution
-        missing = int((history.lengths - draft.runner.lengths).max())
-        window = to_device(history.last(missing), draft.device)
+            ids, drawn = to_device(found, stepper.device), proposed.drawn
+        missing = int((texts.lengths - runner.lengths).max())
+        window = to_device(texts.last(missing), stepper.device)
         window = torch.cat([window, ids.clamp(min=0)], dim=1)
-        logits = draft.runner.forward(window, history.lengths - missing, ids.shape[1] + 1)
-        positions = to_device(history.lengths, draft.device)
-        verdict = self._verify(logits, ids, distribution, seeds, positions)
+        logits = runner.forward(window, texts.lengths - missing, ids.shape[1] + 1)
+        positions = to_device(texts.lengths, stepper.device)
+        verdict = self._verify(logits, ids, drawn, seeds, positions)
         outcome = torch.cat([verdict.tokens, verdict.num_accepted[:, None].long()], dim=1)
         read = outcome.cpu().numpy()
         return read[:, :-1], read[:, -1], logits
@@ -455,22 +513,25 @@ class VerticalCascade(Cascade):
         self,
         logits: torch.Tensor,
         ids: torch.Tensor,
-        distribution: SampledDraft | None,
+        drawn: Drawn | None,
         seeds: torch.Tensor,
         positions: torch.Tensor,
     ) -> Verdict:
-        return verify_chain(
-            logits, ids, distribution, rule=cast(Rule, self._inner.rule),
-            **self._draft.sampler.sampling, seeds=seeds, positions=positions,
-        )  # fmt: skip
+        given = self.below.call.sampling_on(self.stepper.device)
+        draft = None if drawn is None else drawn.at(given["temperature"])
+        given |= {**self.stepper.sampling, "seeds": seeds}
+        rule = cast(Rule, self.below.call.rule)
+        return verify_chain(logits, ids, draft, rule=rule, **given, positions=positions)
 
     def _round_seeds(self, lengths: NDArray[np.int64]) -> torch.Tensor:
         """[B] int64, the seeds with which the draft model verifies in this round of the target.
 
         The target verifies at the same positions, and needs noise that decided nothing before.
         """
-        if self._inner.rule == "match":
-            return self._inner.seeds
-        begun, first = self._inner.round_lengths, self._context.first_draft_index
-        seeds = derived_seeds(self._seeds, begun, lengths, first)
-        return seeds.to(self._draft.device, non_blocking=True)
+        inner = self.below.call
+        if inner.rule == "match":
+            return inner.seeds
+        seeds = derived_seeds(
+            self._seeds, inner.round.lengths, lengths, self.call.first_draft_index
+        )
+        return seeds.to(self.stepper.device, non_blocking=True)

@@ -5,6 +5,7 @@ The ending of a sequence is its last n tokens. A match is an earlier place with 
 
 from __future__ import annotations
 
+import copy
 import functools
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,10 @@ from specdec_hf.drafters.kept_texts import (
     read_bytes,
     within_text,
 )
+from specdec_hf.drafting.call import DrafterCall, reads_draft
 from specdec_hf.drafting.checks import check_vocab_size, describe
-from specdec_hf.drafting.context import DraftContext, History, reads_draft
-from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Draft, Drafter, State
 from specdec_hf.drafting.registry import DRAFTERS
 from specdec_hf.runner.protocol import vocab_size_of
 
@@ -38,23 +40,23 @@ class CopiedText:
     """The text of each sequence and, of an encoder-decoder, what its encoder read before it.
 
     Args:
-        context: the call; None for sequences alone.
+        call: the call; None for sequences alone.
     """
 
-    def __init__(self, context: DraftContext | None = None) -> None:
+    def __init__(self, call: DrafterCall | None = None) -> None:
         self._read: list[NDArray[np.int64]] | None = None
-        if context is not None and context.encoder is not None:
-            config = context.model.config.get_text_config(decoder=True)
-            self._read = context.encoder.texts(config.vocab_size)
+        if call is not None and call.encoder is not None:
+            config = call.model.config.get_text_config(decoder=True)
+            self._read = call.encoder.texts(config.vocab_size)
 
-    def of(self, history: History, b: int) -> NDArray[np.int64]:
+    def of(self, texts: History, b: int) -> NDArray[np.int64]:
         """[n] int64, the committed tokens of sequence ``b`` last."""
-        committed = history.tokens[b, : history.lengths[b]]
+        committed = texts.tokens[b, : texts.lengths[b]]
         return committed if self._read is None else np.concatenate([self._read[b], committed])
 
 
 class CopyingDrafter(Drafter):
-    """Drafts deterministic chains, one sequence after the other, on the host. Override `copy`.
+    """Base class of drafters that copy what follows the longest match of a text's end.
 
     Args:
         corpus: a text that it copies from; None for none.
@@ -66,22 +68,11 @@ class CopyingDrafter(Drafter):
 
     def __init__(self, corpus: Corpus | None) -> None:
         self.corpus = corpus
-        self._note: str | None = None  # of the tokenizer, until it is checked
-        if corpus is not None:
-            self._note = check_fingerprint("corpus", corpus.fingerprint, None)
-        self._text = CopiedText()
 
-    @abstractmethod
-    def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
-        """Up to ``count`` chains of up to ``gamma`` tokens for sequence ``b``.
-
-        ``text`` is that of the sequence, or of `CopiedText`; it grows at its end.
-        """
-
-    def _copy_from(
+    def copy_from(
         self, corpus: Corpus, text: NDArray[np.int64], gamma: int, count: int
     ) -> Proposal:
-        """What follows the end of a text in a corpus."""
+        """Up to ``count`` chains of what follows the end of a text in a corpus."""
         return corpus.propose(
             text[max(0, len(text) - self.max_match) :],
             gamma,
@@ -96,28 +87,38 @@ class CopyingDrafter(Drafter):
         if made_for is not None:
             check_vocab_size("corpus", made_for, config)
 
-    def start(self, context: DraftContext) -> None:
-        """Begin a new call.
+    def check_tokenizer(self, tokenizer: Any) -> list[str]:
+        if self.corpus is None:
+            return []
+        note = check_fingerprint("corpus", self.corpus.fingerprint, tokenizer)
+        return [] if note is None else [f"{describe(self)}: {note}"]
 
-        Raises:
-            ValueError: a corpus for another vocabulary.
+
+class CopyingState(State):
+    """Drafts deterministic chains, one sequence after the other, on the host. Override `copy`.
+
+    Raises:
+        ValueError: a corpus for another vocabulary.
+    """
+
+    def __init__(self, drafter: CopyingDrafter, call: DrafterCall) -> None:
+        drafter.check_config(call.model.config)
+        self.drafter, self.call, self._text = drafter, call, CopiedText(call)
+
+    @abstractmethod
+    def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
+        """Up to ``count`` chains of up to ``gamma`` tokens for sequence ``b``.
+
+        ``text`` is that of the sequence, or of `CopiedText`; it grows at its end.
         """
-        self._text, self._num_proposals = CopiedText(context), context.num_proposals
-        self.check_config(context.model.config)
-        if self._note is not None:
-            context.note(f"{describe(self)}: {self._note}")
 
-    def check_tokenizer(self, tokenizer: Any) -> None:
-        if self.corpus is not None:
-            self._note = check_fingerprint("corpus", self.corpus.fingerprint, tokenizer)
-
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
         """Different chains of every sequence."""
-        batch_size, count, gamma = len(history.lengths), self._num_proposals, int(limits.max())
+        batch_size, count, gamma = len(limits), self.call.num_proposals, int(limits.max())
         tokens = np.full((batch_size, count, gamma), -1, dtype=np.int64)
         confidence = np.zeros((batch_size, gamma), dtype=np.float32)
         for b, most in _wanted(limits):
-            proposal = self.copy(b, self._text.of(history, b), most, count)
+            proposal = self.copy(b, self._text.of(texts, b), most, count)
             tokens[b, :, :most], confidence[b, :most] = proposal.tokens, proposal.confidence[0]
         if (tokens < 0).all():
             return None
@@ -156,30 +157,36 @@ class PromptLookupDrafter(Drafter, entry="prompt_lookup"):
     """
 
     rolls_back = True
-    joins = True
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
         self.max_ngram = check_integer("max_ngram", max_ngram)
         self.min_ngram = check_integer("min_ngram", min_ngram)
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"min_ngram must be in [1, max_ngram = {max_ngram}], got {min_ngram}")
-        self._text = CopiedText()
 
-    def start(self, context: DraftContext) -> None:
-        self._text, self._num_proposals = CopiedText(context), context.num_proposals
+    def begin(self, call: DrafterCall) -> State:
+        return _LookupState(self, call)
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+
+class _LookupState(State):
+    def __init__(self, drafter: PromptLookupDrafter, call: DrafterCall) -> None:
+        self.drafter, self.call, self._text = drafter, call, CopiedText(call)
+
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
         """Different continuations of every sequence."""
-        count, gamma = self._num_proposals, int(limits.max())
-        tokens = np.full((len(history.lengths), count, gamma), -1, dtype=np.int64)
+        count, gamma = self.call.num_proposals, int(limits.max())
+        tokens = np.full((len(limits), count, gamma), -1, dtype=np.int64)
+        longest, shortest = self.drafter.max_ngram, self.drafter.min_ngram
         for b, most in _wanted(limits):
-            text = self._text.of(history, b)
-            found = lookup_several(text, most, count, self.max_ngram, self.min_ngram)
-            for k, continuation in enumerate(found):
-                tokens[b, k, :most] = continuation
+            text = self._text.of(texts, b)
+            for k, found in enumerate(lookup_several(text, most, count, longest, shortest)):
+                tokens[b, k, :most] = found
         if (tokens < 0).all():
             return None
         return Draft(torch.from_numpy(tokens).flatten(1), num_proposals=count)
+
+    def take(self, b: int, other: Self, index: int) -> None:
+        """Nothing is kept of a sequence."""
 
 
 def lookup(
@@ -290,6 +297,8 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
     which stores them in a trie.
     """
 
+    kept_with_target = 0  # bytes of what a drafter with a name keeps
+
     def __init__(
         self,
         corpus: Corpus | NDArray[Any] | None = None,
@@ -303,18 +312,16 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
 
         if isinstance(corpus, np.ndarray):
             corpus = specdec_host.Corpus(corpus)
-        self._make = functools.partial(specdec_host.SuffixAutomaton, max_match, corpus)
+        self.automaton = functools.partial(specdec_host.SuffixAutomaton, max_match, corpus)
         self.min_match, self.max_match = min_match, max_match
         self.min_confidence = min_confidence
-        self._propose_from(self._make(), 1, 1)  # validates them
-        self._kept: KeptTexts | None = None
+        self.propose_from(self.automaton(), 1, 1)  # validates them
+        self.keep: KeptTexts | None = None
         if isinstance(keep, KeptTexts):
-            self._kept = keep
+            self.keep = keep
         elif check_integer("keep", keep, 0):
-            self._kept = KeptTexts(keep)
-        self._keep_with_target = 0
+            self.keep = KeptTexts(keep)
         super().__init__(corpus)
-        self._joins_unless_it_keeps()
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -325,66 +332,79 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
         import specdec_host  # noqa: PLC0415
 
         path, options = split_options(text, DRAFTERS[cls.name].options)
-        drafter = cls(specdec_host.Corpus.open(path) if path else None)
-        drafter._keep_with_target = read_bytes(options["keep"]) if options else 0
-        drafter._joins_unless_it_keeps()
+        corpus = specdec_host.Corpus.open(path) if path else None
+        drafter = cls(corpus)
+        drafter.kept_with_target = read_bytes(options["keep"]) if options else 0
         return drafter
 
-    def _joins_unless_it_keeps(self) -> None:
-        """Texts are kept when all sequences of a call have ended."""
-        own = type(self) is SuffixAutomatonDrafter
-        self.joins = own and self._kept is None and not self._keep_with_target
+    def for_target(self, model: Any) -> Drafter:
+        if not self.kept_with_target:
+            return self
+        drafter = copy.copy(self)
+        drafter.keep, drafter.kept_with_target = kept_with(model, self.kept_with_target), 0
+        return drafter
 
-    def start(self, context: DraftContext) -> None:
+    def begin(self, call: DrafterCall) -> State:
         """Begin a new call with empty automata.
 
         Raises:
             ValueError: a corpus for another vocabulary.
         """
-        super().start(context)
-        self._texts: list[SuffixAutomaton] = [self._make() for _ in range(context.batch_size)]
-        self._vocab_size = vocab_size_of(context.model)
-        if self._keep_with_target:
-            self._kept = kept_with(context.model, self._keep_with_target)
-        self._sampled = {} if self._kept is None else context.sampled_seeds()
-        self._earlier = () if self._kept is None else self._kept.corpora(self._vocab_size)
-        self._barred = self._drawn_alike(context)
-        if self._barred:
-            note_same_noise(self, context)
-        if self._earlier and len(self._barred) < context.batch_size:
-            note_earlier_calls(self, context)
+        return _AutomatonState(self, call)
 
-    def _drawn_alike(self, context: DraftContext) -> set[int]:
+    def propose_from(self, text: SuffixAutomaton, gamma: int, count: int) -> Proposal:
+        """What most often followed the end of a text in itself, or in the corpus."""
+        return text.propose(
+            gamma, count=count, min_match=self.min_match, min_confidence=self.min_confidence
+        )
+
+
+class _AutomatonState(CopyingState):
+    drafter: SuffixAutomatonDrafter
+
+    def __init__(self, drafter: SuffixAutomatonDrafter, call: DrafterCall) -> None:
+        super().__init__(drafter, call)
+        self._texts = [drafter.automaton() for _ in range(call.batch_size)]
+        self._vocab_size, keep = vocab_size_of(call.model), drafter.keep
+        self._sampled = {} if keep is None else call.sampled_seeds()
+        self._earlier = () if keep is None else keep.corpora(self._vocab_size)
+        self._barred = self._drawn_alike()
+        if self._barred:
+            note_same_noise(drafter, call)
+        if self._earlier and len(self._barred) < call.batch_size:
+            note_earlier_calls(drafter, call)
+
+    def _drawn_alike(self) -> set[int]:
         """The sequences whose seed drew a text of an earlier call; they copy nothing from these."""
-        if self._kept is None or not reads_draft(context.rule):
+        if self.drafter.keep is None or not reads_draft(self.call.rule):
             return set()
-        drawn_by = self._kept.seeds
+        drawn_by = self.drafter.keep.seeds
         return {b for b, seed in self._sampled.items() if seed in drawn_by}
 
     def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
         automaton = self._texts[b]
         automaton.append(text[len(automaton) :])
-        found = self._propose_from(automaton, gamma, count)
+        found = self.drafter.propose_from(automaton, gamma, count)
         for corpus in () if b in self._barred else self._earlier:
-            if found.match_length >= self.max_match:
+            if found.match_length >= self.drafter.max_match:
                 break
-            earlier = self._copy_from(corpus, text, gamma, count)
+            earlier = self.drafter.copy_from(corpus, text, gamma, count)
             if earlier.match_length > found.match_length:
                 found = within_text(earlier)
         return found
 
-    def adopt(self, b: int, other: Self, index: int) -> None:
+    @property
+    def joins(self) -> bool:
+        """Texts are kept when all sequences of a call have ended."""
+        return type(self) is _AutomatonState and self.drafter.keep is None
+
+    def take(self, b: int, other: Self, index: int) -> None:
         self._texts[b] = other._texts[index]
 
-    def finish(self, history: History) -> None:
-        if self._kept is not None:
-            texts = [self._text.of(history, b) for b in range(len(history.lengths))]
-            self._kept.add(texts, self._vocab_size, self._sampled.values())
-
-    def _propose_from(self, text: SuffixAutomaton, gamma: int, count: int) -> Proposal:
-        return text.propose(
-            gamma, count=count, min_match=self.min_match, min_confidence=self.min_confidence
-        )
+    def end(self, texts: History) -> None:
+        if self.drafter.keep is not None:
+            kept = [self._text.of(texts, b) for b in range(len(texts.lengths))]
+            self.drafter.keep.add(kept, self._vocab_size, self._sampled.values())
 
 
 class RestDrafter(CopyingDrafter, entry="rest"):
@@ -409,8 +429,6 @@ class RestDrafter(CopyingDrafter, entry="rest"):
     Source: REST (arXiv 2311.08252).
     """
 
-    joins = True
-
     def __init__(
         self,
         corpus: Corpus,
@@ -423,10 +441,9 @@ class RestDrafter(CopyingDrafter, entry="rest"):
         if not isinstance(corpus, specdec_host.Corpus):
             raise TypeError(f"corpus must be a Corpus, got {type(corpus).__name__}")
         super().__init__(corpus)
-        self._datastore = corpus
         self.min_match, self.max_match = min_match, check_integer("max_match", max_match)
         self.min_confidence = min_confidence
-        self.copy(0, np.empty(0, dtype=np.int64), 1, 1)  # validates them
+        self.copy_from(corpus, np.empty(0, dtype=np.int64), 1, 1)  # validates them
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -435,5 +452,19 @@ class RestDrafter(CopyingDrafter, entry="rest"):
 
         return cls(specdec_host.Corpus.open(text))
 
+    def begin(self, call: DrafterCall) -> State:
+        """Begin a new call.
+
+        Raises:
+            ValueError: a datastore of another vocabulary.
+        """
+        return _DatastoreState(self, call)
+
+
+class _DatastoreState(CopyingState):
     def copy(self, b: int, text: NDArray[np.int64], gamma: int, count: int) -> Proposal:
-        return self._copy_from(self._datastore, text, gamma, count)
+        assert self.drafter.corpus is not None
+        return self.drafter.copy_from(self.drafter.corpus, text, gamma, count)
+
+    def take(self, b: int, other: Self, index: int) -> None:
+        """Nothing is kept of a sequence."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +26,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from specdec_hf.arguments import check_integer, check_number
 from specdec_hf.drafters.kept_texts import note_earlier_calls
-from specdec_hf.drafters.model import ModelDrafter
-from specdec_hf.drafting.context import DraftContext, History, reads_draft
-from specdec_hf.drafting.drafter import Rejections
+from specdec_hf.drafters.model import ChainState, ModelDrafter
+from specdec_hf.drafting.call import DrafterCall, reads_draft
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Needs, Rejections, Round, State
 from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.protocol import forward_arguments, to_device
 
@@ -56,7 +58,8 @@ class DistilledDrafter(ModelDrafter):
     Nothing is learnt within a call: its text follows from its seed, and from what earlier calls
     have taught. Greedy text and text of rule match are the same whatever was learnt. Under a rule
     that reads Q a call must have seeds of its own, as ``seed=None`` gives them: its Q would
-    otherwise depend on the noise that decides the text, which would bias it.
+    otherwise depend on the noise that decides the text, which would bias it. So must calls that run
+    at once, because each of them drafts with what the others teach as soon as they have ended.
 
     It learns where it drafts chains by itself, not in a tree or a cascade.
 
@@ -71,11 +74,11 @@ class DistilledDrafter(ModelDrafter):
 
     Attributes:
         model: the copy, which drafts. Its optimiser has twice its memory.
-        num_learnt: rejected drafts that it has learnt from so far.
+        student: the copy as what learns.
 
     Raises:
         TypeError: no model, or an argument of a wrong type.
-        ValueError: an argument out of range; in `start`, a seed that it has learnt from, under a
+        ValueError: an argument out of range; in `begin`, a seed that it has learnt from, under a
             rule that reads Q.
 
     Source: Liu et al. 2023, "Online Speculative Decoding", arXiv 2310.07177.
@@ -87,7 +90,7 @@ class DistilledDrafter(ModelDrafter):
     """
 
     name = "distilled"
-    reads_rejections = True
+    needs = Needs(rejections=True)
 
     def __init__(
         self,
@@ -112,60 +115,20 @@ class DistilledDrafter(ModelDrafter):
         with torch.inference_mode(False):
             own = copy.deepcopy(model).float().eval().requires_grad_(True)
         super().__init__(own, cache, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        self.num_learnt = 0
-        self._optimizer = torch.optim.AdamW(own.parameters(), self.learning_rate, weight_decay=0.0)
-        self._rejected: dict[int, RejectedPositions] = {}
-        self._seeds: dict[int, int] = {}  # of the call's sequences that are sampled
-        self._learnt_seeds: set[int] = set()
+        self.student = Student(own, self.learning_rate, self.steps)
 
-    def start(self, context: DraftContext) -> None:
-        seeds = context.sampled_seeds()
-        repeated = [seed for seed in seeds.values() if seed in self._learnt_seeds]
-        if repeated and reads_draft(context.rule):
-            raise ValueError(
-                f"seed must be none that drafter {self.name} has learnt from, because rule "
-                f"{context.rule} reads its distribution, got {repeated[0]} again; seed=None draws "
-                "others"
-            )
-        super().start(context)
-        self._rejected, self._seeds = {}, seeds
-        if self.num_learnt:
-            note_earlier_calls(self, context)
+    @property
+    def num_learnt(self) -> int:
+        """Rejected drafts that the model has learnt from so far."""
+        return self.student.num_learnt
 
-    def learn_rejections(self, rejections: Rejections) -> None:
-        free = self.max_positions - sum(len(one.lengths) for one in self._rejected.values())
-        for b, length, logits in zip(
-            rejections.sequences[:free].tolist(), rejections.lengths[:free].tolist(),
-            rejections.logits[:free], strict=True,
-        ):  # fmt: skip
-            rejected = self._rejected.setdefault(b, RejectedPositions([], []))
-            rejected.lengths.append(length)
-            rejected.logits.append(logits)
+    def begin(self, call: DrafterCall) -> State:
+        """Make an empty cache.
 
-    def finish(self, history: History) -> None:
-        rejected, self._rejected = self._rejected, {}
-        if not rejected:
-            return
-        count, made = sum(len(one.lengths) for one in rejected.values()), 0
-        with torch.inference_mode(False), torch.enable_grad():
-            while made < self.steps:
-                self._optimizer.zero_grad(set_to_none=True)
-                for batch in _batches(history, rejected):
-                    loss = _divergence(self.model, history.tokens, batch) / count
-                    loss.backward()
-                norm = clip_grad_norm_(self.model.parameters(), CLIP)
-                if not torch.isfinite(norm):
-                    self._context.note(
-                        f"drafter {self.name} took {made} of {self.steps} steps after the call: "
-                        "the gradient of the next one is not finite"
-                    )
-                    break
-                self._optimizer.step()
-                made += 1
-            self._optimizer.zero_grad(set_to_none=True)
-        if made:
-            self.num_learnt += count
-            self._learnt_seeds |= {seed for b, seed in self._seeds.items() if b in rejected}
+        Raises:
+            ValueError: a seed that the model has learnt from, under a rule that reads Q.
+        """
+        return DistilledState(self, call)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model as it is now, as ``save_pretrained`` does; its tokenizer is not written.
@@ -176,8 +139,109 @@ class DistilledDrafter(ModelDrafter):
         copy.deepcopy(self.model).to("cpu", self._dtype).save_pretrained(folder)
 
 
+class Student:
+    """A model that outlives the calls whose rejected drafts it learns from.
+
+    Args:
+        model: the model, which is trained in its place.
+        learning_rate: of AdamW.
+        steps: after each call with rejected drafts.
+
+    Attributes:
+        num_learnt: rejected drafts that it has learnt from so far.
+        seeds: of the sampled sequences that these were drafted for.
+    """
+
+    def __init__(self, model: Any, learning_rate: float, steps: int) -> None:
+        self.model, self.steps = model, steps
+        self.num_learnt = 0
+        self.seeds: set[int] = set()
+        self._optimizer = torch.optim.AdamW(model.parameters(), learning_rate, weight_decay=0.0)
+        self._learning = threading.Lock()
+
+    def learn(
+        self, texts: History, rejected: dict[int, RejectedPositions], seeds: Iterable[int]
+    ) -> int:
+        """Take the steps of one call.
+
+        Args:
+            texts: its committed tokens.
+            rejected: at least one position, by the number of the sequence.
+            seeds: of these sequences, where they are sampled.
+
+        Returns:
+            How many steps were taken: fewer where the gradient of the next one is not finite.
+        """
+        count, made = sum(len(one.lengths) for one in rejected.values()), 0
+        with self._learning, torch.inference_mode(False), torch.enable_grad():
+            while made < self.steps:
+                self._optimizer.zero_grad(set_to_none=True)
+                for batch in _batches(rejected):
+                    loss = _divergence(self.model, texts.tokens, batch) / count
+                    loss.backward()
+                norm = clip_grad_norm_(self.model.parameters(), CLIP)
+                if not torch.isfinite(norm):
+                    break
+                if not made:
+                    self.seeds.update(seeds)  # before a call can draft with what they taught
+                self._optimizer.step()
+                made += 1
+            self._optimizer.zero_grad(set_to_none=True)
+            self.num_learnt += count if made else 0
+        return made
+
+
+class DistilledState(ChainState):
+    """Drafts chains, and collects the target's distributions where drafts are rejected."""
+
+    def __init__(self, drafter: DistilledDrafter, call: DrafterCall) -> None:
+        self._seeds = call.sampled_seeds()  # of the sequences that are sampled
+        known = drafter.student.seeds
+        repeated = [seed for seed in self._seeds.values() if seed in known]
+        if repeated and reads_draft(call.rule):
+            raise ValueError(
+                f"seed must be none that drafter {drafter.name} has learnt from, because rule "
+                f"{call.rule} reads its distribution, got {repeated[0]} again; seed=None draws "
+                "others"
+            )
+        super().__init__(call, drafter.drafting_model(call))
+        self.drafter = drafter
+        self._rejected: dict[int, RejectedPositions] = {}
+        if drafter.num_learnt:
+            note_earlier_calls(drafter, call)
+
+    def learn(self, rejections: Rejections) -> None:
+        """Collect the rejected drafts of a round, as far as the drafter learns more of them."""
+        collected = sum(len(one.lengths) for one in self._rejected.values())
+        free = self.drafter.max_positions - collected
+        for b, length, logits in zip(
+            rejections.sequences[:free].tolist(), rejections.lengths[:free].tolist(),
+            rejections.logits[:free], strict=True,
+        ):  # fmt: skip
+            rejected = self._rejected.setdefault(b, RejectedPositions([], []))
+            rejected.lengths.append(length)
+            rejected.logits.append(logits)
+
+    def commit(self, texts: History, done: Round) -> None:
+        if done.rejections is not None:
+            self.learn(done.rejections)
+        super().commit(texts, done)
+
+    def end(self, texts: History) -> None:
+        rejected, self._rejected = self._rejected, {}
+        if not rejected:
+            return
+        seeds = [seed for b, seed in self._seeds.items() if b in rejected]
+        steps, made = self.drafter.steps, self.drafter.student.learn(texts, rejected, seeds)
+        if made < steps:
+            self.call.note(
+                f"drafter {self.drafter.name} took {made} of {steps} steps after the call: the "
+                "gradient of the next one is not finite"
+            )
+
+
 def _batches(
-    history: History, rejected: dict[int, RejectedPositions]
+    rejected: dict[int, RejectedPositions],
 ) -> Iterator[list[tuple[int, int, RejectedPositions]]]:
     """The sequences with rejected drafts, the longest first, in batches for one forward each.
 

@@ -10,7 +10,6 @@ from typing import Any
 from specdec_hf.arguments import shown
 from specdec_hf.drafters.fingerprint import same_vocabulary
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
-from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.registry import (
     entry_named,
     make_drafter,
@@ -126,4 +125,6 @@ def as_drafter(model: Any, own: Any, tokenizer: Any, sampling: Mapping[str, Any]
             f"{', '.join(sampling)} cannot be given: a draft model of another vocabulary drafts "
             "its most likely tokens"
         )
+    from specdec_hf.drafters.text import TextDrafter  # noqa: PLC0415  # rarely asked for
+
     return TextDrafter(model, own, tokenizer)

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.model import DraftModel, Stepper
-from specdec_hf.drafting.context import DraftContext, History
-from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Draft, Drafter, Round, State
 from specdec_hf.drafting.sampling import mask_below_limits
 from specdec_hf.runner.protocol import Lengths, rounded, to_device
 from specdec_hf.trees import EagleTree
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 class Expandable(Stepper, Protocol):
     """What drafts the nodes of a tree: a draft model or a head."""
+
+    @property
+    def joins(self) -> bool:  # type: ignore[override]
+        """Whether `take` serves it."""
+        ...
 
     def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
         """Logits [B, m, V] of the next nodes."""
@@ -38,45 +44,59 @@ class Expandable(Stepper, Protocol):
 
 
 class GrowingTreeDrafter(Drafter):
+    """Base class of drafters whose states are a `GrowingTreeState`; override `begin`.
+
+    Args:
+        layout: size of the tree.
+    """
+
+    def __init__(self, layout: EagleTree) -> None:
+        self.layout = layout
+        self.size, self.depth = most_nodes(layout), layout.depth
+
+
+def most_nodes(layout: EagleTree) -> int:
+    """How many nodes a tree of a layout has at most."""
+    return min(layout.size, layout.width + (layout.depth - 1) * layout.width**2)
+
+
+def call_for_tree(call: DrafterCall, layout: EagleTree) -> DrafterCall:
+    """The call for what drafts the nodes, whose cache needs room for those that are fed."""
+    most = max(call.max_draft, (layout.depth - 1) * layout.width)
+    return dataclasses.replace(call, max_draft=most)
+
+
+class GrowingTreeState(State):
     """Each level expands the most likely paths so far; the most likely candidates are proposed.
 
     The device decides which nodes those are, and the host learns it together with the verdict. On
     a CPU no level is drafted from which no candidate can be proposed.
-    Override `start`, which sets ``_draft``.
 
     Args:
+        call: the call.
         layout: size of the tree.
+        stepper: made with `call_for_tree`.
 
     Source: arXiv 2406.16858, section 4.
     """
 
-    _draft: Expandable
+    def __init__(self, call: DrafterCall, layout: EagleTree, stepper: Expandable) -> None:
+        self.call, self.layout, self.stepper = call, layout, stepper
+        self.size, self.cost = most_nodes(layout), stepper.cost
 
-    def __init__(self, layout: EagleTree) -> None:
-        self.layout = layout
-        candidates = layout.width + (layout.depth - 1) * layout.width**2
-        self.size, self.depth = min(layout.size, candidates), layout.depth
-        self._most_fed = (layout.depth - 1) * layout.width
-
-    def _begin(self, context: DraftContext) -> DraftContext:
-        """The context of a draft whose cache has room for a tree."""
-        most = max(context.max_draft, self._most_fed)
-        self._context = dataclasses.replace(context, max_draft=most)
-        return self._context
-
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        draft, lengths, width = self._draft, history.lengths, self.layout.width
-        limits = draft.room(history, np.minimum(limits, self.depth))
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        stepper, lengths, width = self.stepper, texts.lengths, self.layout.width
+        limits = stepper.room(texts, np.minimum(limits, self.layout.depth))
         levels = int(limits.max())
         if levels < 1:
             return None
         grown = expand_tree(
-            rounded(draft.catch_up(history))[:, None],
-            torch.zeros((len(lengths), 1), dtype=torch.float32, device=draft.device),
+            rounded(stepper.catch_up(texts))[:, None],
+            torch.zeros((len(lengths), 1), dtype=torch.float32, device=stepper.device),
             width=width,
         )
         root = torch.full_like(grown.frontier, -1)  # [B, K]
-        tokens = [draft.target_tokens(grown.tokens).flatten(1)]
+        tokens = [stepper.target_tokens(grown.tokens).flatten(1)]
         scores, parents = [grown.scores.flatten(1)], [root]
         # A node is fed to the draft model when it is expanded. Nodes are numbered in that order.
         fed = [root]  # number of each candidate among the nodes fed, -1 for those that were not
@@ -89,22 +109,21 @@ class GrowingTreeDrafter(Drafter):
                 levels = level
                 break
             begin = (level - 1) * width
-            fed[-1] = fed[-1].scatter(
-                1, frontier, torch.arange(begin, begin + width, device=draft.device).expand_as(root)
-            )
+            numbers = torch.arange(begin, begin + width, device=stepper.device)
+            fed[-1] = fed[-1].scatter(1, frontier, numbers.expand_as(root))
             above.append(came_from)
             paths = scores[-1].gather(1, frontier)
-            logits = draft.feed(tokens[-1].gather(1, frontier), lengths, torch.cat(above, dim=1))
+            logits = stepper.feed(tokens[-1].gather(1, frontier), lengths, torch.cat(above, dim=1))
             grown = expand_tree(rounded(logits), paths, width=width)
             parents.append((first + frontier).repeat_interleave(width, dim=1))
             first += tokens[-1].shape[1]
-            tokens.append(draft.target_tokens(grown.tokens).flatten(1))
+            tokens.append(stepper.target_tokens(grown.tokens).flatten(1))
             scores.append(grown.scores.flatten(1))
             fed.append(torch.full_like(tokens[-1], -1))
             frontier, came_from = grown.frontier, begin + grown.frontier // width
         candidates = torch.cat(tokens, dim=1)
         depths = np.repeat(np.arange(1, levels + 1), [x.shape[1] for x in tokens])
-        depths_ = to_device(depths[None], draft.device)
+        depths_ = to_device(depths[None], stepper.device)
         candidates = mask_below_limits(candidates, depths_, limits)
         all_scores = torch.cat(scores, dim=1)
         best = rerank_tree(
@@ -115,7 +134,7 @@ class GrowingTreeDrafter(Drafter):
         )
         carried = torch.cat(fed, dim=1).gather(1, best.nodes.clamp(min=0))
         carried = carried.masked_fill(best.nodes < 0, -1)
-        device = self._context.model.device
+        device = self.call.model.device
         return Draft(
             best.tokens.to(device),
             best.parents.to(device),
@@ -146,19 +165,23 @@ class GrowingTreeDrafter(Drafter):
             continue_drafting &= paths.amax(dim=1) > so_far.topk(self.size, dim=1).values[:, -1]
         return continue_drafting.numpy()
 
-    def commit(self, outcome: DraftOutcome) -> None:
-        fed = np.take_along_axis(outcome.carried, np.maximum(outcome.path, 0), axis=1)
-        self._draft.keep(outcome.lengths, np.where(outcome.path >= 0, fed, -1))
+    def commit(self, texts: History, done: Round) -> None:
+        fed = np.take_along_axis(done.carried, np.maximum(done.path, 0), axis=1)
+        self.stepper.keep(done.lengths, np.where(done.path >= 0, fed, -1))
 
-    def read(self, history: History, size: int) -> int:
-        has_room = self._draft.room(history, np.ones_like(history.lengths)).any()
-        return self._draft.read_ahead(history, size) if has_room else 0
+    def read(self, texts: History, size: int) -> int:
+        has_room = self.stepper.room(texts, np.ones_like(texts.lengths)).any()
+        return self.stepper.read_ahead(texts, size) if has_room else 0
 
-    def adopt(self, b: int, other: Self, index: int) -> None:
-        self._draft.adopt(b, other._draft, index)
+    @property
+    def joins(self) -> bool:
+        return type(self) is GrowingTreeState and self.stepper.joins
+
+    def take(self, b: int, other: Self, index: int) -> None:
+        self.stepper.take(b, other.stepper, index)
 
 
-class EagleDrafter(GrowingTreeDrafter):
+class ModelTreeDrafter(GrowingTreeDrafter):
     """A draft model whose trees grow so.
 
     Args:
@@ -167,17 +190,16 @@ class EagleDrafter(GrowingTreeDrafter):
     """
 
     name = "model"
-    joins = True
 
     def __init__(self, model: Any, layout: EagleTree) -> None:
         super().__init__(layout)
         self.model = model
 
-    def start(self, context: DraftContext) -> None:
+    def begin(self, call: DrafterCall) -> State:
         """Check the vocabulary and make an empty cache.
 
         Raises:
             ValueError: a draft model that does not fit; see `DraftModel`.
         """
-        draft = DraftModel(self.model, self._begin(context), "spec", tree=True)
-        self._draft, self.relative_cost = draft, draft.relative_cost
+        stepper = DraftModel(self.model, call_for_tree(call, self.layout), "spec", tree=True)
+        return GrowingTreeState(call, self.layout, stepper)

@@ -18,7 +18,7 @@ from specdec_hf.rules import text_depends_on_drafts
 if TYPE_CHECKING:
     from specdec_host import Corpus, Proposal
 
-    from specdec_hf.drafting.context import DraftContext
+    from specdec_hf.drafting.call import DrafterCall
     from specdec_hf.drafting.drafter import Drafter
 
 TOKEN_BYTES = 8  # of a token and of its place in the suffix array
@@ -102,19 +102,19 @@ def kept_with(target: Any, max_bytes: int) -> KeptTexts:
     return _of_target.setdefault(target, {}).setdefault(max_bytes, KeptTexts(max_bytes))
 
 
-def note_same_noise(drafter: Drafter, context: DraftContext) -> None:
+def note_same_noise(drafter: Drafter, call: DrafterCall) -> None:
     """Say that sequences with seeds of earlier calls draft nothing of what these have drawn."""
-    context.note(
+    call.note(
         f"{describe(drafter)} drafts nothing from earlier calls where one of them had the same "
-        f"seed: rule {context.rule} would be biased, because its noise comes again"
+        f"seed: rule {call.rule} would be biased, because its noise comes again"
     )
 
 
-def note_earlier_calls(drafter: Drafter, context: DraftContext) -> None:
+def note_earlier_calls(drafter: Drafter, call: DrafterCall) -> None:
     """Say that a text depends on earlier calls, where it depends on what is drafted at all."""
-    if text_depends_on_drafts(context.rule):
-        context.note(
-            f"{describe(drafter)} drafts from earlier calls: under rule {context.rule!r} the text "
+    if text_depends_on_drafts(call.rule):
+        call.note(
+            f"{describe(drafter)} drafts from earlier calls: under rule {call.rule!r} the text "
             "depends on them, and the same seeds need not give it again"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,9 @@ import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_hf.arguments import check_integer, split_options
-from specdec_hf.drafters.model import ModelDrafter, own_sampling
-from specdec_hf.drafting.context import DraftContext
+from specdec_hf.drafters.model import ChainState, DraftModel, ModelDrafter, own_sampling
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.drafter import State
 from specdec_hf.drafting.layer_numbers import check_first_layers
 from specdec_hf.drafting.registry import SAMPLING, sampling_of
 from specdec_hf.runner.self_check import one_line
@@ -37,7 +39,10 @@ class LayersDrafter(ModelDrafter, entry="layers"):
     Raises:
         TypeError: ``layers`` is no integer, or a sampling parameter no number.
         ValueError: ``layers`` is below 1, a sampling parameter is out of range, and, when a call
-            starts, a target without as many layers.
+            begins, a target without as many layers.
+
+    Attributes:
+        model: that of the target of `for_target`; None before.
     """
 
     def __init__(self, layers: int, **sampling: float | None) -> None:
@@ -57,20 +62,34 @@ class LayersDrafter(ModelDrafter, entry="layers"):
     def check_config(self, config: Any) -> None:
         _check_layers(config, self.layers)
 
-    def draft_for(self, target: Any) -> None:
-        """Take the model that is made of this target.
+    def for_target(self, model: Any) -> LayersDrafter:
+        """The drafter with the model that is made of this target.
 
         Raises:
             ValueError: it cannot be made.
         """
-        made, state = _made.setdefault(target, {}), _state_of(target)
+        made, state = _made.setdefault(model, {}), _state_of(model)
         if self.layers not in made or made[self.layers][0] != state:
-            made[self.layers] = state, with_fewer_layers(target, self.layers)
-        self.model = made[self.layers][1]
+            made[self.layers] = state, with_fewer_layers(model, self.layers)
+        drafter = copy.copy(self)
+        drafter.model = made[self.layers][1]
+        return drafter
 
-    def start(self, context: DraftContext) -> None:
-        self.draft_for(context.model)
-        super().start(context)
+    def begin(self, call: DrafterCall) -> State:
+        """Make an empty cache for the model that is made of the call's target.
+
+        Raises:
+            ValueError: it cannot be made.
+        """
+        return _LayersState(call, self.drafting_model(call))
+
+    def drafting_model(self, call: DrafterCall) -> DraftModel:
+        model = self.for_target(call.model).model
+        return DraftModel(model, call, self.cache_kind, sampling=self.sampling)
+
+
+class _LayersState(ChainState):
+    """The chains of a model that no sequence of another call joins."""
 
 
 def with_fewer_layers(model: Any, num_layers: int) -> Any:

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_flag, check_integer
 from specdec_hf.drafters.host_tree import ROOT, HostTree, as_draft
-from specdec_hf.drafting.context import Candidates, DraftContext, History
-from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Draft, Drafter, Needs, Round, State
 from specdec_hf.trees import MAX_NODES
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class LookaheadDrafter(Drafter, entry="lookahead"):
     Source: Fu et al. 2024, arXiv 2402.02057.
     """
 
-    candidates = 1
+    needs = Needs(candidates=1)
 
     def __init__(
         self, window: int = 3, ngram: int = 3, guesses: int = 3, *, text_ngrams: bool = True
@@ -152,37 +153,56 @@ class LookaheadDrafter(Drafter, entry="lookahead"):
             raise ValueError(f"lookahead must be given three integers W,N,G, got {text!r}")
         return cls(*map(int, numbers))
 
-    def start(self, context: DraftContext) -> None:
+    def begin(self, call: DrafterCall) -> State:
         """Begin with empty pools; windows begin with the first round."""
-        self._pools = [NgramPool(self.guesses) for _ in range(context.batch_size)]
-        self._windows: list[Window | None] = [None] * context.batch_size
-        self._ends: list[list[int] | None] = [None] * context.batch_size
-        self._read = np.zeros(context.batch_size, dtype=np.int64)
+        return LookaheadState(self, call)
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+
+class LookaheadState(State):
+    """The windows and the pools of a call.
+
+    Attributes:
+        windows: of each sequence, from its first draft on.
+        ends: of each sequence, the nodes of its window's last level in the round's draft; None
+            where the draft does not hold the whole window.
+        pools: of each sequence.
+    """
+
+    def __init__(self, drafter: LookaheadDrafter, call: DrafterCall) -> None:
+        self.drafter = drafter
+        self.pools = [NgramPool(drafter.guesses) for _ in range(call.batch_size)]
+        self.windows: list[Window | None] = [None] * call.batch_size
+        self.ends: list[list[int] | None] = [None] * call.batch_size
+        self._read = np.zeros(call.batch_size, dtype=np.int64)
+
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        drafter, size = self.drafter, self.drafter.ngram
         trees = [HostTree(int(limit)) for limit in limits]
         for b in np.flatnonzero(limits > 0).tolist():
-            text = history.tokens[b, : history.lengths[b]].tolist()
-            if self.text_ngrams:
-                for end in range(max(int(self._read[b]), self.ngram - 1), len(text)):
-                    self._pools[b].add(text[end + 1 - self.ngram : end + 1])
+            text = texts.tokens[b, : texts.lengths[b]].tolist()
+            if drafter.text_ngrams:
+                for end in range(max(int(self._read[b]), size - 1), len(text)):
+                    self.pools[b].add(text[end + 1 - size : end + 1])
                 self._read[b] = len(text)
-            window = self._windows[b] or Window(text, self.window, self.ngram - 1)
-            self._windows[b] = window
-            self._ends[b] = window.place(trees[b])
-            for follow in self._pools[b].after(text[-1]):
+            window = self.windows[b] or Window(text, drafter.window, size - 1)
+            self.windows[b] = window
+            self.ends[b] = window.place(trees[b])
+            for follow in self.pools[b].after(text[-1]):
                 trees[b].path(follow)
         return as_draft(trees)
 
-    def observe(self, history: History, candidates: Candidates) -> None:
-        for b in np.flatnonzero(history.active).tolist():
-            window, ends = self._windows[b], self._ends[b]
+    def commit(self, texts: History, done: Round) -> None:
+        candidates = done.candidates
+        if candidates is None:
+            return
+        for b in np.flatnonzero(done.active).tolist():
+            window, ends = self.windows[b], self.ends[b]
             if window is None or ends is None:  # no drafts, or not all of the window
                 continue
-            self._ends[b] = None
+            self.ends[b] = None
             rows = np.array(ends) + 1  # row 0 is the pending token's, which is no node
             if (candidates.tokens[b, rows] < 0).any():  # a merged tree had no room for all of it
                 continue
             new = candidates.ids[b, rows, 0].tolist()
             for ngram in window.step(int(candidates.tokens[b, 0]), new):
-                self._pools[b].add(ngram)
+                self.pools[b].add(ngram)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,31 +16,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.drafters.composed import ComposedDrafter, candidates_for, round_for, values_of
 from specdec_hf.drafters.node_budget import NodeBudget
-from specdec_hf.drafting.checks import OUTSIDE, ask, check_temperature, cut_chains, describe
-from specdec_hf.drafting.context import (
-    MAX_DRAFTS_PER_ROUND,
-    Candidates,
-    DraftContext,
-    History,
-    reads_draft,
-)
+from specdec_hf.drafting.call import MAX_DRAFTS_PER_ROUND, Asks, DrafterCall, Drawn, reads_draft
+from specdec_hf.drafting.checks import OUTSIDE, ask, begin_state, cut_chains, describe
+from specdec_hf.drafting.context import Candidates, History
 from specdec_hf.drafting.drafter import (
     RULES_OF_DETERMINISTIC_TREES,
+    Cost,
     Draft,
     Drafter,
-    DraftOutcome,
+    Round,
+    State,
 )
-from specdec_hf.drafting.sampling import concat_distributions
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.trees import TrieTree
-from specdec_kernels import SampledDraft, build_trie
+from specdec_kernels import build_trie
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class TrieDrafter(Drafter):
+class TrieDrafter(ComposedDrafter):
     """Merges the chains of several drafters into one tree.
 
     Chains share the nodes of their common prefix, which is then verified once. Only rules that read
@@ -58,6 +55,9 @@ class TrieDrafter(Drafter):
         drafters: those with `Drafter.several` draft several chains, each other drafter one. The
             leaves of a tree end one chain each.
         layout: number of chains and tokens.
+
+    Attributes:
+        ranks: for each chain its number among those of its drafter.
     """
 
     def __init__(self, drafters: Sequence[Drafter], layout: TrieTree) -> None:
@@ -65,54 +65,68 @@ class TrieDrafter(Drafter):
         self.layout = layout
         self.name = ", ".join(drafter.name for drafter in drafters)
         self.depth = layout.depth
-        self._sources = [ChainSource(drafter, layout.sequences) for drafter in drafters]
-        self._ranks = [rank for source in self._sources for rank in range(source.count)]
-        all_nodes = len(self._ranks) * layout.depth
+        counts = [most_chains(part, layout.sequences) for part in drafters]
+        self.ranks = [rank for count in counts for rank in range(count)]
+        all_nodes = len(self.ranks) * layout.depth
         self.size = all_nodes if layout.size is None else min(layout.size, all_nodes)
-        self.candidates = max(drafter.candidates for drafter in drafters)
+        self.needs = candidates_for(self.drafters)
         self.rules, drawn = RULES_OF_DETERMINISTIC_TREES, ("multi_draft", "traversal")
         if all(drafter.draws and not drafter.size for drafter in drafters):
             self.rules = (*drawn, *self.rules)
         elif not any(drafter.several or drafter.size for drafter in drafters):
             self.rules = (*self.rules, *drawn)
 
-    def start(self, context: DraftContext) -> None:
-        """Begin a new call with every drafter."""
-        self._context = context
-        self._budget = NodeBudget(self._ranks, context.batch_size)
-        for k, source in enumerate(self._sources):
-            source.start(context, k * MAX_DRAFTS_PER_ROUND)
-        self.add_up_costs(self.drafters)
-        self.joins = all(drafter.joins for drafter in self.drafters)
+    def begin(self, call: DrafterCall) -> State:
+        """Begin a call with every drafter."""
+        return TrieState(self, call)
+
+
+class TrieState(State):
+    """What the drafters of a `TrieDrafter` know of a call, and what is measured of their chains."""
+
+    def __init__(self, drafter: TrieDrafter, call: DrafterCall) -> None:
+        self.drafter, self.call, self.layout = drafter, call, drafter.layout
+        self.budget = NodeBudget(drafter.ranks, call.batch_size)
+        self.sources = [
+            ChainSource(part, call, drafter.layout.sequences, k * MAX_DRAFTS_PER_ROUND)
+            for k, part in enumerate(drafter.drafters)
+        ]
+        self.cost = Cost.sum([source.state.cost for source in self.sources])
         # Told before any draft: in a round the drafts of one sequence may all be on the host, and
         # those of another one of its batch not.
-        self._on_host = context.model.device.type == "cpu" or not any(
-            one.relative_cost > 0 or (one.draws and reads_draft(context.rule))
-            for one in self.drafters
+        self._on_host = call.model.device.type == "cpu" or not any(
+            source.state.cost.relative > 0 or (source.drafter.draws and reads_draft(call.rule))
+            for source in self.sources
         )
 
-    def fresh(self) -> Self:
-        return type(self)([drafter.fresh() for drafter in self.drafters], self.layout)
+    def read(self, texts: History, size: int) -> int:
+        return max([source.state.read(texts, size) for source in self.sources])
 
-    def read(self, history: History, size: int) -> int:
-        return max([drafter.read(history, size) for drafter in self.drafters])
+    @property
+    def joins(self) -> bool:
+        return type(self) is TrieState and all(source.state.joins for source in self.sources)
 
-    def adopt(self, b: int, other: Self, index: int) -> None:
-        self._budget.adopt(b, other._budget, index)
-        for mine, its in zip(self.drafters, other.drafters, strict=True):
-            mine.adopt(b, its, index)
+    def take(self, b: int, other: Self, index: int) -> None:
+        self.budget.take(b, other.budget, index)
+        for mine, its in zip(self.sources, other.sources, strict=True):
+            mine.call.take(b, its.call, index)  # the loop tells the whole call alone
+            mine.state.take(b, its.state, index)
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        limits = np.minimum(limits, self.depth)
-        answers = [source.propose(history, limits) for source in self._sources]
-        self._context.asked_for_noise = True  # `ask` has checked each drafter's noise
+    def end(self, texts: History) -> None:
+        for source in self.sources:
+            source.state.end(texts)
+
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        call, most = self.call, self.drafter.size
+        limits = np.minimum(limits, self.drafter.depth)
+        answers = [source.propose(texts, limits) for source in self.sources]
         given = [answer.tokens for answer in answers if answer is not None]
         if not given:
             return None
-        depth, target = int(limits.max()), self._context.model.device
+        depth, target = int(limits.max()), call.model.device
         on_host = self._on_host and all(chains.device.type == "cpu" for chains in given)
         device = torch.device("cpu") if on_host else target
-        chains = torch.full((len(limits), len(self._ranks), depth), -1, device=device)
+        chains = torch.full((len(limits), len(self.drafter.ranks), depth), -1, device=device)
         values = np.full(chains.shape, np.nan)  # where a drafter knows them
         for answer, chain_range in zip(answers, self._chain_ranges(), strict=True):
             if answer is not None:
@@ -124,20 +138,20 @@ class TrieDrafter(Drafter):
         bounds = to_device(limits, device)
         too_deep = torch.arange(depth, device=device) >= bounds[:, None, None]
         chains = chains.masked_fill(too_deep, -1)
-        merge = not reads_draft(self._context.rule)
+        merge = not reads_draft(call.rule)
         if on_host and self.layout.size is not None:
             nodes = None
-            if self._context.nodes is not None and merge:
-                nodes = functools.partial(self._nodes, depth, history.active)
-            cut = self._budget.cut(
-                chains.numpy(), self.size, merge=merge, values=values,
+            if call.asks.nodes is not None and merge:
+                nodes = functools.partial(self._nodes, depth, texts.active)
+            cut = self.budget.cut(
+                chains.numpy(), most, merge=merge, values=values,
                 min_probability=self.layout.min_probability, nodes=nodes,
             )  # fmt: skip
             chains = torch.from_numpy(cut)
-        trie = build_trie(chains, size=self.size, merge=merge)
+        trie = build_trie(chains, size=most, merge=merge)
         # The number of nodes is known where the trie is on the host. On a device it would take one
         # more read, so the tree keeps its largest size there.
-        size = int(trie.num_nodes.max()) if on_host else self.size
+        size = int(trie.num_nodes.max()) if on_host else most
         if size == 0:
             return None
         proposed = Draft(
@@ -146,67 +160,53 @@ class TrieDrafter(Drafter):
             depth=depth,
             carried=chains.flatten(1).to(target, non_blocking=True),
         )
-        distributions = [None if answer is None else answer.distribution for answer in answers]
-        if reads_draft(self._context.rule) and any(d is not None for d in distributions):
-            for drafter, answer in zip(self.drafters, answers, strict=True):
-                if answer is not None:
-                    self._check_distribution(drafter, answer.distribution)
-            parts = [part for part in distributions if part is not None]
-            proposed.distribution = concat_distributions(parts, self._context.temperature, target)
-            rows = _draft_rows(trie.nodes, self.size, distributions)
+        drawn = [None if answer is None else answer.drawn for answer in answers]
+        parts = [part for part in drawn if part is not None]
+        if reads_draft(call.rule) and parts:
+            for source, answer in zip(self.sources, answers, strict=True):
+                if answer is not None and answer.drawn is None:
+                    raise ValueError(
+                        f"{type(source.drafter).__name__}.propose must return a distribution under "
+                        f"rule {call.rule!r} if another drafter of the TrieTree does, got None"
+                    )
+            proposed.drawn = Drawn.join(parts, target)
+            rows = _draft_rows(trie.nodes, most, drawn)
             proposed.draft_rows = rows[:, :size].to(target, non_blocking=True)
         return proposed
 
     def _nodes(self, depth: int, active: NDArray[np.bool_], values: NDArray[np.float64]) -> int:
         """`Schedule.nodes` for the values [B, N] of a round."""
-        assert self._context.nodes is not None
-        return self._context.nodes(depth, values[active])
+        assert self.call.asks.nodes is not None
+        return self.call.asks.nodes(depth, values[active])
 
     def _chain_ranges(self) -> list[slice]:
         """For each drafter, the range of its chains among those of all."""
-        ends = np.cumsum([0, *(source.count for source in self._sources)]).tolist()
+        ends = np.cumsum([0, *(source.count for source in self.sources)]).tolist()
         return [slice(first, last) for first, last in pairwise(ends)]
 
-    def _check_distribution(self, drafter: Drafter, distribution: SampledDraft | None) -> None:
-        """The rows of all drafters become one draft, which has one temperature and vocabulary."""
-        name, context = type(drafter).__name__, self._context
-        if distribution is None:
-            raise ValueError(
-                f"{name}.propose must return a distribution under rule {context.rule!r} if another "
-                "drafter of the TrieTree does, got None"
-            )
-        check_temperature(drafter, distribution, context.temperature, "TrieTree")
-
-    def observe(self, history: History, candidates: Candidates) -> None:
-        for source in self._sources:
-            if source.drafter.candidates:
-                source.observe(history, candidates)
-
-    def commit(self, outcome: DraftOutcome) -> None:
-        batch_size = len(outcome.lengths)
-        chains = np.full((batch_size, len(self._ranks), 1), -1)
-        if outcome.carried.size:
-            chains = outcome.carried.reshape(*chains.shape[:2], -1)
-            self._budget.observe(chains, agreement(chains, outcome.tokens))
-        for source, chain_range in zip(self._sources, self._chain_ranges(), strict=True):
-            source.commit(outcome.lengths, chains[:, chain_range], outcome.tokens)
+    def commit(self, texts: History, done: Round) -> None:
+        ranks = self.drafter.ranks
+        chains = np.full((len(done.lengths), len(ranks), 1), -1)
+        if done.carried.size:
+            chains = done.carried.reshape(*chains.shape[:2], -1)
+            self.budget.observe(chains, agreement(chains, done.tokens))
+        for source, chain_range in zip(self.sources, self._chain_ranges(), strict=True):
+            source.commit(texts, done, chains[:, chain_range])
 
 
-def _draft_rows(
-    nodes: torch.Tensor, size: int, distributions: list[SampledDraft | None]
-) -> torch.Tensor:
+def _draft_rows(nodes: torch.Tensor, size: int, drawn: Sequence[Drawn | None]) -> torch.Tensor:
     """[B, size] int32, the row of each node's draft distribution in their concatenation.
 
     Args:
         nodes: [B, K, L], the node of each token of a trie whose chains share no nodes.
         size: number of its nodes.
-        distributions: of each chain, None for one that drafted nothing.
+        drawn: the rows of each chain, None for one that drafted nothing.
     """
     rows = np.zeros(tuple(nodes.shape[1:]), dtype=np.int32)
     first = 0
-    for k, distribution in enumerate(distributions):
-        if distribution is not None:
-            count = distribution.logits.shape[1]
+    for k, one in enumerate(drawn):
+        if one is not None:
+            count = one.logits.shape[1]
             rows[k] = first + np.minimum(np.arange(rows.shape[1]), count - 1)
             first += count
     flat = nodes.flatten(1).long()
@@ -221,50 +221,80 @@ class Chains:
 
     Attributes:
         tokens: [B, K, L] int64, -1 after the end of a chain.
-        distribution: that one chain was drawn from, or None.
+        drawn: the rows that one chain was drawn from, or None.
         values: [B, K, L], the probability that the drafter gives to each beginning of a chain, or
             None where it gives none.
     """
 
     tokens: torch.Tensor
-    distribution: SampledDraft | None = None
+    drawn: Drawn | None = None
     values: NDArray[np.float64] | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class MostLikelyCall(DrafterCall):
+    """A call whose drafts are the most likely tokens, although its texts are sampled.
+
+    Attributes:
+        whole: the call with the temperature of its texts.
+    """
+
+    whole: DrafterCall = field(kw_only=True)
+
+    def take(self, b: int, other: DrafterCall, index: int) -> None:
+        """Nothing here is of one sequence but for what the whole call has, and is told."""
+        self._placed.clear()
+
+    def sampled_seeds(self) -> dict[int, int]:
+        return self.whole.sampled_seeds()
+
+
+def most_chains(drafter: Drafter, num_proposals: int) -> int:
+    """How many chains a drafter of a `TrieDrafter` gives at most: a tree's leaves end one each."""
+    return drafter.size or (num_proposals if drafter.several else 1)
+
+
 class ChainSource:
-    """One drafter of a `TrieDrafter`.
+    """One drafter of a `TrieDrafter` in a call.
 
     It drafts chains, or a tree on the host, whose paths to leaves become chains.
 
     Args:
         drafter: it drafts ``num_proposals`` chains if it has `Drafter.several`, else one.
+        call: that of the whole tree.
         num_proposals: most chains of a sequence in one round.
+        first_draft_index: chains of one round must not share their noise.
 
     Attributes:
+        call: its own.
         count: most chains of it.
+
+    Raises:
+        ValueError: a call that it cannot draft for.
     """
 
-    def __init__(self, drafter: Drafter, num_proposals: int) -> None:
-        self.drafter = drafter
-        self._num_proposals = num_proposals if drafter.several else 1
-        self.count = drafter.size or self._num_proposals
-
-    def start(self, context: DraftContext, first_draft_index: int) -> None:
-        """Begin a call; chains of one round must not share their noise."""
-        self.context = dataclasses.replace(
-            context, num_proposals=self._num_proposals, first_draft_index=first_draft_index
+    def __init__(
+        self, drafter: Drafter, call: DrafterCall, num_proposals: int, first_draft_index: int
+    ) -> None:
+        self.drafter, self.count = drafter, most_chains(drafter, num_proposals)
+        # The schedule counts the nodes of the merged tree, and answers no part.
+        self.call = dataclasses.replace(
+            call,
+            num_proposals=num_proposals if drafter.several else 1,
+            first_draft_index=first_draft_index,
+            asks=Asks(),
         )
-        self._tree: Draft | None = None  # of the round that was not committed yet
-        if context.rule == "target_only":
+        if call.rule == "target_only":
             # This rule accepts whichever child equals the target's own draw, so the most likely
             # tokens are the best drafts and nothing need be drawn.
-            self.context.sampled = context.sampled_seeds()
-            self.context.temperature = 0.0
-        self.drafter.start(self.context)
+            sampling = dataclasses.replace(call.sampling, temperature=0.0)
+            self.call = MostLikelyCall(**{**values_of(self.call), "sampling": sampling}, whole=call)
+        self.state = begin_state(drafter, self.call)
+        self._tree: Draft | None = None  # of the round that was not committed yet
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Chains | None:
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Chains | None:
         """Ask the drafter; chains may be longer than the limits [B] of their sequences."""
-        draft = ask(self.drafter, history, limits, self.context)
+        draft = ask(self.drafter, self.state, texts, limits, self.call)
         self._tree = None if draft is None or draft.parents is None else draft
         if draft is None:
             return None
@@ -272,11 +302,11 @@ class ChainSource:
             return self._of_tree(draft, draft.parents)
         if draft.num_proposals > 1:
             return Chains(draft.tokens.unflatten(1, (draft.num_proposals, -1)))
-        return Chains(cut_chains(draft)[:, None], draft.distribution)
+        return Chains(cut_chains(draft)[:, None], draft.drawn)
 
     def _of_tree(self, draft: Draft, parents: torch.Tensor) -> Chains | None:
         name = type(self.drafter).__name__
-        if draft.distribution is not None:
+        if draft.drawn is not None:
             raise ValueError(f"{name}.propose must return no distribution with TrieTree, got one")
         if draft.tokens.device.type != "cpu" or parents.device.type != "cpu":
             raise ValueError(
@@ -298,33 +328,28 @@ class ChainSource:
         values = None if draft.scores is None else np.exp(_at(draft.scores.double(), nodes))
         return Chains(torch.from_numpy(chains), values=values)
 
-    def observe(self, history: History, candidates: Candidates) -> None:
-        """Tell the drafter of a round's candidates, in the rows of its own tree if it has one."""
-        candidates = candidates.first(self.drafter.candidates)
-        if self._tree is not None:
-            candidates = _renumber(candidates, self._tree)
-        self.drafter.observe(history, candidates)
-
-    def commit(
-        self, lengths: NDArray[np.int64], chains: NDArray[np.int64], committed: NDArray[np.int64]
-    ) -> None:
+    def commit(self, texts: History, done: Round, chains: NDArray[np.int64]) -> None:
         """Tell the drafter how much of its first chain, or which path of its tree, was committed.
 
         Args:
-            lengths: [B] tokens of each sequence when it drafted.
+            texts: the committed tokens after the round.
+            done: the round of the merged tree.
             chains: [B, K, L], its chains as they were verified.
-            committed: [B, D], the committed path, then -1.
         """
         if not self.drafter.size and (chains < -1).any():  # the tree ends there as it does at -1
-            self.context.note(f"{describe(self.drafter)} {OUTSIDE}")
-        (tree, self._tree), lengths = (self._tree, None), lengths.copy()
+            self.call.note(f"{describe(self.drafter)} {OUTSIDE}")
+        tree, self._tree = self._tree, None
+        lengths = done.lengths.copy()
+        candidates = round_for(self.drafter, done).candidates
         if tree is not None:
-            outcome = _outcome_of_tree(tree, lengths, committed)
+            own = _round_of_tree(tree, lengths, done.active, done.tokens)
+            if candidates is not None:
+                candidates = _renumber(candidates, tree)
         else:
             chain = chains[:, 0, :0] if self.drafter.size else chains[:, 0]
-            accepted = agreement(chain[:, None], committed)[:, 0]
-            outcome = DraftOutcome.of_chain(lengths, accepted, chain)
-        self.drafter.commit(outcome)
+            accepted = agreement(chain[:, None], done.tokens)[:, 0]
+            own = Round.of_chain(lengths, done.active, accepted, chain)
+        self.state.commit(texts, dataclasses.replace(own, candidates=candidates))
 
 
 def agreement(chains: NDArray[np.int64], committed: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -362,9 +387,12 @@ def _at(values: torch.Tensor, nodes: NDArray[np.int64]) -> NDArray[Any]:
     return np.take_along_axis(values.numpy(), taken, axis=1).reshape(nodes.shape)
 
 
-def _outcome_of_tree(
-    draft: Draft, lengths: NDArray[np.int64], committed: NDArray[np.int64]
-) -> DraftOutcome:
+def _round_of_tree(
+    draft: Draft,
+    lengths: NDArray[np.int64],
+    active: NDArray[np.bool_],
+    committed: NDArray[np.int64],
+) -> Round:
     """The committed path in the numbers of a drafter's own tree."""
     assert draft.parents is not None
     path = np.full_like(committed, -1)
@@ -378,7 +406,8 @@ def _outcome_of_tree(
             path[b, depth] = node = int(children[0])
     carried = path[:, :0] if draft.carried is None else draft.carried.numpy()
     kept = path >= 0
-    return DraftOutcome(lengths, kept.sum(axis=1), path, np.where(kept, committed, -1), carried)
+    accepted = np.where(kept, committed, -1)
+    return Round(lengths, active, kept.sum(axis=1), path, accepted, carried)
 
 
 def _renumber(candidates: Candidates, draft: Draft) -> Candidates:

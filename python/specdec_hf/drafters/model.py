@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -12,9 +11,17 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import PARAMETERS, check_value, shown
-from specdec_hf.drafting.context import DraftContext, History, reads_draft
-from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, DraftOutcome
-from specdec_hf.drafting.sampling import RowSampler, token_stats
+from specdec_hf.drafting.call import NOTHING, DrafterCall, Drawn, reads_draft
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import (
+    RULES_OF_DRAWN_DRAFTS,
+    Cost,
+    Draft,
+    Drafter,
+    Round,
+    State,
+)
+from specdec_hf.drafting.sampling import token_stats
 from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.choose import choose_kind, choose_runner
 from specdec_hf.runner.compiled.compiled_call import compiles_on, pack_for, use_compiled
@@ -29,7 +36,6 @@ from specdec_hf.runner.protocol import (
     vocab_size_of,
 )
 from specdec_hf.runner.spec_runner import SpecRunner
-from specdec_kernels import SampledDraft
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,23 +45,31 @@ class Stepper(Protocol):
     """What draws a chain token by token: a draft model, layers of the target, or a head.
 
     In a round `room` comes first, then `begin_round`, `catch_up` and `extend`.
+
+    Attributes:
+        device: where its logits are.
+        cost: of a step.
+        sampling: parameters of its draws in the place of the call's.
+        joins: whether `take` serves it.
     """
 
     device: torch.device
-    sampler: RowSampler
+    cost: Cost
+    sampling: Mapping[str, Any] = NOTHING
+    joins: bool = False
 
-    def room(self, history: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+    def room(self, texts: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft."""
         ...
 
-    def begin_round(self, history: History) -> None:
+    def begin_round(self, texts: History) -> None:
         """Learn what is committed when a round begins; by default nothing is done.
 
         Active are the sequences that draft in it: the state of another one must not depend on them.
         """
         return
 
-    def catch_up(self, history: History) -> torch.Tensor:
+    def catch_up(self, texts: History) -> torch.Tensor:
         """Feed what it lacks of the text; logits [B, V] after each sequence's last token."""
         ...
 
@@ -67,87 +81,79 @@ class Stepper(Protocol):
         """Learn how many tokens of each sequence stay."""
         ...
 
-    def read_ahead(self, history: History, size: int) -> int:
-        """Feed the next tokens that `catch_up` would feed, but not the last; see `Drafter.read`."""
+    def read_ahead(self, texts: History, size: int) -> int:
+        """Feed the next tokens that `catch_up` would feed, but not the last; see `State.read`."""
         return 0
 
-    def adopt(self, b: int, other: Any, index: int) -> None:
-        """As `Drafter.adopt`; only drafters with `Drafter.joins` need it."""
+    def take(self, b: int, other: Any, index: int) -> None:
+        """As `State.take`."""
         name = type(self).__name__
         raise NotImplementedError(f"{name} has a state that no other call can go on with")
 
 
-class DrawingDrafter(Drafter):
-    """Base class of drafters that draw a chain from one row of logits after the other.
+class ChainState(State):
+    """Draws a chain from one row of logits after the other.
 
-    Override `start`, which sets ``_context`` and ``_draft``. A schedule that reads token statistics
-    is asked after each token, and drafting ends where no sequence goes on.
+    A schedule that reads token statistics is asked after each token, and drafting ends where no
+    sequence goes on.
+
+    Args:
+        call: the call.
+        stepper: gives the rows.
     """
 
-    draws = True
-    rules = RULES_OF_DRAWN_DRAFTS
-    _context: DraftContext
-    _draft: Stepper
+    def __init__(self, call: DrafterCall, stepper: Stepper) -> None:
+        self.call, self.stepper = call, stepper
+        self.cost = stepper.cost
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        draft, lengths = self._draft, history.lengths
-        counts = draft.room(history, limits)
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        call, stepper, lengths = self.call, self.stepper, texts.lengths
+        counts = stepper.room(texts, limits)
         gamma = int(counts.max())
         if gamma < 1:
             return None
-        draft.begin_round(dataclasses.replace(history, active=counts > 0))
-        logits = rounded(draft.catch_up(history))  # a head's are in the target's dtype
-        positions = to_device(lengths, draft.device)
-        with_distribution = reads_draft(self._context.rule)
-        drawn: list[torch.Tensor] = []
-        logits_of, sums, thresholds = [], [], []
+        stepper.begin_round(dataclasses.replace(texts, active=counts > 0))
+        logits = rounded(stepper.catch_up(texts))  # a head's are in the target's dtype
+        drawn: list[Drawn] = []
         for i in range(gamma):
             if i:
                 # A row of logits that is not finite draws -1. It is fed as token 0, and the
                 # verification takes it as "no draft from here on".
-                fed = drawn[-1].clamp(min=0)[:, None]
-                logits = rounded(draft.extend(fed, lengths + i - 1))
-            noise = self._context.noise_positions(positions, i)
-            sampled = draft.sampler.sample(logits[:, None], noise[:, None])
-            drawn.append(sampled.tokens[:, 0])
-            if with_distribution:
-                logits_of.append(logits)
-                sums.append(sampled.logsumexp[:, 0])
-                thresholds.append(sampled.threshold[:, 0])
-            if self._context.continue_drafting is not None:
-                ended = to_device(counts <= i, draft.device)
+                fed = drawn[-1].tokens.clamp(min=0)
+                logits = rounded(stepper.extend(fed, lengths + i - 1))
+            one = call.draw(texts, logits[:, None], i, sampling=stepper.sampling)
+            drawn.append(one)
+            if call.asks.continue_drafting is not None:
+                ended = to_device(counts <= i, stepper.device)
                 stats = token_stats(
-                    logits[:, None], sampled.tokens.masked_fill(ended[:, None], -1),
-                    draft.sampler.sampling["temperature"], sampled.threshold,
+                    one.logits, one.tokens.masked_fill(ended[:, None], -1),
+                    call.sampling_on(stepper.device)["temperature"], one.threshold,
                 )  # fmt: skip
-                continue_drafting = self._context.continue_drafting(i, stats[0])
+                continue_drafting = call.asks.continue_drafting(i, stats[0])
                 counts = np.where(continue_drafting, counts, np.minimum(counts, i + 1))
                 if counts.max() == i + 1:
                     break
-        tokens = torch.stack(drawn, dim=1)
-        if not with_distribution:
-            return Draft(tokens, counts=counts)
-        target = self._context.model.device
-        distribution = SampledDraft(
-            torch.stack(logits_of, dim=1).to(target),
-            torch.stack(sums, dim=1).to(target),
-            torch.stack(thresholds, dim=1).to(target),
-            self._context.temperature,
-        )
-        return Draft(tokens, distribution=distribution, counts=counts)
+        if not reads_draft(call.rule):
+            return Draft(torch.cat([one.tokens for one in drawn], dim=1), counts=counts)
+        joined = Drawn.join(drawn, call.model.device)
+        return Draft(joined.tokens, drawn=joined, counts=counts)
 
-    def commit(self, outcome: DraftOutcome) -> None:
-        self._draft.truncate(outcome.lengths + outcome.accepted)
+    def commit(self, texts: History, done: Round) -> None:
+        self.stepper.truncate(done.lengths + done.accepted)
 
-    def read(self, history: History, size: int) -> int:
-        has_room = self._draft.room(history, np.ones_like(history.lengths)).any()
-        return self._draft.read_ahead(history, size) if has_room else 0
+    def read(self, texts: History, size: int) -> int:
+        has_room = self.stepper.room(texts, np.ones_like(texts.lengths)).any()
+        return self.stepper.read_ahead(texts, size) if has_room else 0
 
-    def adopt(self, b: int, other: Self, index: int) -> None:
-        self._draft.adopt(b, other._draft, index)
+    @property
+    def joins(self) -> bool:
+        return type(self) is ChainState and self.stepper.joins
+
+    def take(self, b: int, other: Self, index: int) -> None:
+        self.stepper.take(b, other.stepper, index)
 
 
-class ModelDrafter(DrawingDrafter):
+class ModelDrafter(Drafter):
     """Any causal LM; it may be on another device or in another dtype than the target.
 
     A draft comes with exactly the distribution it was drawn from. After a fully accepted draft the
@@ -168,9 +174,12 @@ class ModelDrafter(DrawingDrafter):
     """
 
     name = "model"
+    draws = True
+    rules = RULES_OF_DRAWN_DRAFTS
     rolls_back = True
+    is_model = True
 
-    sampling: Mapping[str, float] = MappingProxyType({})  # in the place of the call's
+    sampling: Mapping[str, float] = NOTHING  # in the place of the call's
 
     def __init__(
         self,
@@ -189,18 +198,17 @@ class ModelDrafter(DrawingDrafter):
         self.cache_kind = cache
         self.sampling = own_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
-    def start(self, context: DraftContext) -> None:
+    def begin(self, call: DrafterCall) -> State:
         """Check the vocabulary and make an empty cache.
 
         Raises:
             ValueError: the two vocabularies differ in size.
         """
-        self._context = context
-        self._draft = draft = DraftModel(
-            self.model, context, self.cache_kind, sampling=self.sampling
-        )
-        self.relative_cost = draft.relative_cost
-        self.joins = type(self) is ModelDrafter and isinstance(draft.runner, SpecRunner)
+        return ChainState(call, self.drafting_model(call))
+
+    def drafting_model(self, call: DrafterCall) -> DraftModel:
+        """The draft model of a chain, with an empty cache."""
+        return DraftModel(self.model, call, self.cache_kind, sampling=self.sampling)
 
 
 def own_sampling(**sampling: float | None) -> dict[str, float]:
@@ -221,11 +229,12 @@ class DraftModel(Stepper):
 
     Args:
         model: the draft model. Neither it nor its configs are changed.
-        context: the call it serves.
+        call: the call it serves.
         cache: "auto", "spec", "aligned" or "dynamic", as in `generate`; trees need "spec".
         tree: whether `feed` will be called.
         own_vocabulary: whether the model may have another vocabulary than the target.
-        sampling: parameters in the place of the call's; see `RowSampler`.
+        sampling: parameters in the place of the call's. Its logits are scaled so that the
+            distribution at the call's temperature is the one at its own.
 
     Raises:
         ValueError: the two vocabularies differ in size, or the cache cannot serve the model.
@@ -234,15 +243,15 @@ class DraftModel(Stepper):
     def __init__(
         self,
         model: Any,
-        context: DraftContext,
+        call: DrafterCall,
         cache: str = "auto",
         *,
         tree: bool = False,
         own_vocabulary: bool = False,
-        sampling: Mapping[str, float] = MappingProxyType({}),
+        sampling: Mapping[str, float] = NOTHING,
     ) -> None:
         ours = vocab_size_of(model)
-        theirs = vocab_size_of(context.model)
+        theirs = vocab_size_of(call.model)
         if ours != theirs and not own_vocabulary:
             way = (
                 "; give tokenizer=, the model's, and assistant_tokenizer=, the drafter's, and it "
@@ -254,37 +263,43 @@ class DraftModel(Stepper):
             )
         self.model = model
         self.device: torch.device = model.device
-        self.context = context
-        twin, packed = pack_for(model, context.compile)
+        self.call = call
+        twin, packed = pack_for(model, call.forwards.compile)
         chosen = choose_kind(
             model,
-            context.batch_size,
+            call.batch_size,
             cache,
             tree=tree,
-            self_check=context.self_check,
+            self_check=call.forwards.self_check,
             encoded=(encoded := self._encode(own_vocabulary)),
             twin=None if twin is None else twin.model,
         )
         self.runner, notes = choose_runner(
             model,
-            context.batch_size,
-            min(context.max_length, 1024) + context.max_draft + 1,
+            call.batch_size,
+            min(call.max_length, 1024) + call.max_draft + 1,
             chosen,
             encoded=encoded,
         )
         for note in notes:
-            context.note(f"draft model {note}")
+            call.note(f"draft model {note}")
         if packed is not None:
             packed.refuse(chosen.unlike)
-            context.report_packed(model, packed)
-        if context.compile and compiles_on(model.device):
+            call.report_packed(model, packed)
+        if call.forwards.compile and compiles_on(model.device):
             made = use_compiled(
-                model, self.runner, tree=tree, check=context.self_check, note=context.note,
-                borrower=context.lease(),
+                model, self.runner, tree=tree, check=call.forwards.self_check, note=call.note,
+                borrower=call.forwards.borrower,
             )  # fmt: skip
-            context.report_compiled(f"draft model {type(model).__name__}", made)
-        context.note_ropes(f"draft model {type(model).__name__}", rope_types(model))
-        self.sampler = RowSampler(context, self.device, sampling)
+            call.report_compiled(f"draft model {type(model).__name__}", made)
+        call.note_ropes(f"draft model {type(model).__name__}", rope_types(model))
+        # Its parameters by those of the target: about the cost of a forward, by memory traffic.
+        self.cost = Cost(num_parameters(model) / max(num_parameters(call.model), 1))
+        self._own_temperature = sampling.get("temperature")
+        self.sampling = {name: sampling[name] for name in sampling if name != "temperature"}
+        if self._own_temperature == 0:
+            self.sampling["top_k"] = 1
+        self.joins = isinstance(self.runner, SpecRunner)  # others share parts of the cache
         self._context_length = context_length(model)
         self._nodes_fed = 0
 
@@ -292,7 +307,7 @@ class DraftModel(Stepper):
         """What this model's own encoder makes of the input of the target's."""
         if not is_encoder_decoder(self.model):
             return None
-        source = self.context.encoder
+        source = self.call.encoder
         if source is None or (own_vocabulary and source.reads_text):
             other = "" if source is None else " in its vocabulary"
             raise ValueError(
@@ -302,33 +317,41 @@ class DraftModel(Stepper):
             )
         return source.encode(self.model)
 
-    @property
-    def relative_cost(self) -> float:
-        """Its parameters by those of the target: about the cost of a forward, by memory traffic."""
-        return num_parameters(self.model) / max(num_parameters(self.context.model), 1)
+    def _at_own_temperature(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits [B, ...] whose distribution at the call's temperature is this model's own.
 
-    def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """[B], how many of ``limits`` tokens each sequence can draft within its context."""
-        return room_in(self._context_length, history, limits)
+        So the drafts of several drafters have one temperature. Greedy sequences keep their logits.
+        """
+        own, temperature = self._own_temperature, self.call.sampling_on(self.device)["temperature"]
+        if not own:
+            return logits
+        if isinstance(temperature, torch.Tensor):
+            scale = torch.where(temperature > 0, temperature / own, 1.0)
+            return logits.float() * scale.view(-1, *[1] * (logits.ndim - 1))
+        return logits.float() * (temperature / own) if temperature > 0 else logits
+
+    def room(self, texts: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """[B], how many of ``limits`` tokens each sequence can draft within its call."""
+        return room_in(self._context_length, texts, limits)
 
     def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """The target's ids of tokens of this model's logits: the same."""
         return tokens
 
-    def catch_up(self, history: History) -> torch.Tensor:
+    def catch_up(self, texts: History) -> torch.Tensor:
         """Feed the tokens that the cache lacks; logits [B, V] of each sequence's last token."""
-        lengths = history.lengths
+        lengths = texts.lengths
         # All sequences are fed as many tokens as the one that lacks most. Those that lack fewer
         # write the same keys and values into the same slots again, and the batch has no padding.
         missing = int((lengths - self.runner.lengths).max())
-        tokens = to_device(history.last(missing), self.device)
+        tokens = to_device(texts.last(missing), self.device)
         self._nodes_fed = 0
         logits = self.runner.forward(tokens, lengths - missing, 1)[:, -1]
-        return self.sampler.at_own_temperature(logits)
+        return self._at_own_temperature(logits)
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         """Feed one token [B, 1] of each sequence at ``starts[b]``; logits [B, V] after it."""
-        return self.sampler.at_own_temperature(self.runner.forward(tokens, starts, 1)[:, -1])
+        return self._at_own_temperature(self.runner.forward(tokens, starts, 1)[:, -1])
 
     def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
         """Feed the next nodes of a tree below each sequence's last token; their logits [B, m, V].
@@ -342,7 +365,7 @@ class DraftModel(Stepper):
         runner = self.runner
         assert isinstance(runner, SpecRunner)
         logits = runner.forward_tree(tokens.clamp(min=0), lengths - 1, parents)
-        return self.sampler.at_own_temperature(logits)
+        return self._at_own_temperature(logits)
 
     def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
         """Keep the committed path in the cache, down to its first node that was not fed.
@@ -365,26 +388,25 @@ class DraftModel(Stepper):
         """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
         self.runner.truncate(np.minimum(self.runner.lengths, lengths))
 
-    def read_ahead(self, history: History, size: int) -> int:
-        begin, last = int(self.runner.lengths[0]), int(history.lengths[0]) - 1
+    def read_ahead(self, texts: History, size: int) -> int:
+        begin, last = int(self.runner.lengths[0]), int(texts.lengths[0]) - 1
         end = min(begin + size, last)
         if begin < end:
-            tokens = to_device(history.tokens[:, begin:end], self.device)
+            tokens = to_device(texts.tokens[:, begin:end], self.device)
             self.runner.forward(tokens, self.runner.lengths, 1)
         return last - end
 
-    def adopt(self, b: int, other: DraftModel, index: int) -> None:
+    def take(self, b: int, other: DraftModel, index: int) -> None:
         assert isinstance(self.runner, SpecRunner)
         assert isinstance(other.runner, SpecRunner)
         self.runner.adopt(b, other.runner, index)
-        self.sampler.adopt(b, other.sampler, index)
 
 
 def room_in(
-    context_length: int | None, history: History, limits: NDArray[np.int64] | int
+    context_length: int | None, texts: History, limits: NDArray[np.int64] | int
 ) -> NDArray[np.int64]:
-    """[B], how many of ``limits`` tokens each sequence can draft within a model's context."""
-    most = np.where(history.active, limits, 0)
+    """[B], how many of ``limits`` tokens each sequence can draft within a model's call."""
+    most = np.where(texts.active, limits, 0)
     if context_length is None:
         return most
-    return np.minimum(most, np.maximum(context_length - history.lengths, 0))
+    return np.minimum(most, np.maximum(context_length - texts.lengths, 0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,31 +14,33 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_flag, check_integer, shown
 from specdec_hf.drafters.fingerprint import check_fingerprint
 from specdec_hf.drafters.ngram_table import MAX_ORDER, NgramCounts, NgramTable
+from specdec_hf.drafting.call import NOTHING, DrafterCall, Drawn, reads_draft
 from specdec_hf.drafting.checks import check_vocab_size, describe
-from specdec_hf.drafting.context import DraftContext, History, reads_draft
-from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter
-from specdec_hf.drafting.sampling import RowSampler, token_stats
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft, Drafter, State
+from specdec_hf.drafting.sampling import token_stats
 from specdec_hf.runner.protocol import vocab_size_of
-from specdec_kernels import SampledDraft
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class RowDrafter(Drafter):
-    """Base class of drafters that have a distribution without a model; override `row`.
+class RowState(State):
+    """Draws a chain from rows of its own, without a model; override `row`.
 
     Tokens are drawn on the host, because the row of the next one depends on them. Only the drafts
     and their rows are copied to the target's device.
+
+    Attributes:
+        vocab_size: V, of the target.
+        sampling: parameters of its draws in the place of the call's.
     """
 
-    draws = True
-    rules = RULES_OF_DRAWN_DRAFTS
+    sampling: Mapping[str, Any] = NOTHING
 
-    def start(self, context: DraftContext) -> None:
-        self.context = context
-        self.vocab_size: int = vocab_size_of(context.model)
-        self.sampler = RowSampler(context, torch.device("cpu"))
+    def __init__(self, call: DrafterCall) -> None:
+        self.call = call
+        self.vocab_size: int = vocab_size_of(call.model)
 
     @abstractmethod
     def row(self, b: int, text: NDArray[np.int64]) -> NDArray[np.float32] | None:
@@ -46,56 +50,47 @@ class RowDrafter(Drafter):
         choice sees the text only, so it does not bias what is drawn.
         """
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        batch_size, gamma = len(history.lengths), int(limits.max())
-        texts = [history.tokens[b, :n] for b, n in enumerate(history.lengths)]
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        call, batch_size, gamma = self.call, len(texts.lengths), int(limits.max())
+        known = [texts.tokens[b, :n] for b, n in enumerate(texts.lengths)]
         counts = np.zeros(batch_size, dtype=np.int64)
         continue_drafting = limits > 0
         tokens = np.full((batch_size, gamma), -1, dtype=np.int64)
-        rows = np.zeros((batch_size, gamma, self.vocab_size), dtype=np.float32)
-        sums = torch.zeros((batch_size, gamma), dtype=torch.float64)
-        thresholds = torch.zeros((batch_size, gamma))
-        lengths = torch.from_numpy(history.lengths.copy())
+        drawn: list[Drawn] = []
         for i in range(gamma):
+            rows = np.zeros((batch_size, 1, self.vocab_size), dtype=np.float32)
             for b in np.flatnonzero(continue_drafting):
-                row = self.row(int(b), texts[b])
+                row = self.row(int(b), known[b])
                 if row is None:
                     continue_drafting[b] = False
                 else:
-                    rows[b, i] = row
+                    rows[b, 0] = row
             if not continue_drafting.any():
                 break
-            noise = self.context.noise_positions(lengths, i)
-            drawn = self.sampler.sample(torch.from_numpy(rows[:, i : i + 1]), noise[:, None])
-            sums[:, i], thresholds[:, i] = drawn.logsumexp[:, 0], drawn.threshold[:, 0]
+            one = call.draw(texts, torch.from_numpy(rows), i, sampling=self.sampling)
+            drawn.append(one)
             for b in np.flatnonzero(continue_drafting):
-                tokens[b, i] = drawn.tokens[b, 0]
-                texts[b] = np.append(texts[b], tokens[b, i])
+                tokens[b, i] = one.tokens[b, 0]
+                known[b] = np.append(known[b], tokens[b, i])
             counts += continue_drafting
             continue_drafting &= limits > i + 1
-            if self.context.continue_drafting is not None:
+            if call.asks.continue_drafting is not None:
+                sampling = {**call.sampling_on(one.logits.device), **self.sampling}
                 stats = token_stats(
-                    torch.from_numpy(rows[:, i : i + 1]), torch.from_numpy(tokens[:, i : i + 1]),
-                    self.sampler.sampling["temperature"], drawn.threshold,
+                    one.logits, torch.from_numpy(tokens[:, i : i + 1]), sampling["temperature"],
+                    one.threshold,
                 )  # fmt: skip
-                continue_drafting &= self.context.continue_drafting(i, stats[0])
-        size = int(counts.max())
-        if size == 0:
+                continue_drafting &= call.asks.continue_drafting(i, stats[0])
+        if not drawn:
             return None
-        drafted = torch.from_numpy(tokens[:, :size])
-        if not reads_draft(self.context.rule):
+        drafted = torch.from_numpy(tokens[:, : len(drawn)])
+        if not reads_draft(call.rule):
             return Draft(drafted, counts=counts)
-        target = self.context.model.device
-        distribution = SampledDraft(
-            torch.from_numpy(rows[:, :size]).to(target),
-            sums[:, :size].to(target),
-            thresholds[:, :size].to(target),
-            self.context.temperature,
-        )
-        return Draft(drafted.to(target), distribution=distribution, counts=counts)
+        device = call.model.device
+        return Draft(drafted.to(device), drawn=Drawn.join(drawn, device), counts=counts)
 
 
-class NgramDrafter(RowDrafter, entry="ngram"):
+class NgramDrafter(Drafter, entry="ngram"):
     """Draws the next token as often as it followed the last tokens before.
 
     The counts are those of a table and, with ``learn``, of the sequence itself. The longest context
@@ -117,6 +112,8 @@ class NgramDrafter(RowDrafter, entry="ngram"):
     Source: Leviathan et al. 2023, section 3.6.
     """
 
+    rules = RULES_OF_DRAWN_DRAFTS
+
     def __init__(
         self,
         table: NgramTable | None = None,
@@ -137,9 +134,6 @@ class NgramDrafter(RowDrafter, entry="ngram"):
         min_context = min(1, self.order - 1) if min_context is None else min_context
         self.min_context = check_integer("min_context", min_context, 0, self.order - 1)
         self.table = table
-        self._note: str | None = None  # of the tokenizer, until it is checked
-        if table is not None:
-            self._note = check_fingerprint("table", table.fingerprint, None)
         self.learn = learn
         self.rolls_back = not learn
 
@@ -154,34 +148,40 @@ class NgramDrafter(RowDrafter, entry="ngram"):
         if self.table is not None:
             check_vocab_size("table", self.table.vocab_size, config)
 
-    def check_tokenizer(self, tokenizer: Any) -> None:
-        if self.table is not None:
-            self._note = check_fingerprint("table", self.table.fingerprint, tokenizer)
+    def check_tokenizer(self, tokenizer: Any) -> list[str]:
+        if self.table is None:
+            return []
+        note = check_fingerprint("table", self.table.fingerprint, tokenizer)
+        return [] if note is None else [f"{describe(self)}: {note}"]
 
-    def start(self, context: DraftContext) -> None:
+    def begin(self, call: DrafterCall) -> State:
         """Begin a new call; nothing is kept of the sequences of an earlier one.
 
         Raises:
             ValueError: a table for another vocabulary.
         """
-        super().start(context)
-        self.check_config(context.model.config)
-        if self._note is not None:
-            context.note(f"{describe(self)}: {self._note}")
-        self._learnt = [
-            NgramCounts(self.order - 1, self.min_context) for _ in range(context.batch_size)
-        ]
+        return _NgramState(self, call)
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        if self.learn:
-            for b in np.flatnonzero(history.active):
-                self._learnt[b].extend(history.tokens[b, : history.lengths[b]])
-        return super().propose(history, limits)
+
+class _NgramState(RowState):
+    def __init__(self, drafter: NgramDrafter, call: DrafterCall) -> None:
+        super().__init__(call)
+        drafter.check_config(call.model.config)
+        self.drafter = drafter
+        sizes = drafter.order - 1, drafter.min_context
+        self._learnt = [NgramCounts(*sizes) for _ in range(call.batch_size)]
+
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        if self.drafter.learn:
+            for b in np.flatnonzero(texts.active):
+                self._learnt[b].extend(texts.tokens[b, : texts.lengths[b]])
+        return super().propose(texts, limits)
 
     def row(self, b: int, text: NDArray[np.int64]) -> NDArray[np.float32] | None:
-        sources: list[NgramTable | NgramCounts] = [] if self.table is None else [self.table]
-        sources += [self._learnt[b]] if self.learn else []
-        for length in range(min(self.order - 1, len(text)), self.min_context - 1, -1):
+        drafter = self.drafter
+        sources: list[NgramTable | NgramCounts] = [] if drafter.table is None else [drafter.table]
+        sources += [self._learnt[b]] if drafter.learn else []
+        for length in range(min(drafter.order - 1, len(text)), drafter.min_context - 1, -1):
             context = text[len(text) - length :].tolist()
             counts = np.zeros(self.vocab_size, dtype=np.float32)
             for source in sources:
@@ -193,7 +193,7 @@ class NgramDrafter(RowDrafter, entry="ngram"):
         return None
 
 
-class RandomDrafter(RowDrafter, entry="random"):
+class RandomDrafter(Drafter, entry="random"):
     """Draws every token of the vocabulary with the same probability.
 
     The target accepts one draft in V on average (V tokens in the vocabulary). It shows what
@@ -202,12 +202,19 @@ class RandomDrafter(RowDrafter, entry="random"):
     Source: Leviathan et al. 2023, section 3.6.
     """
 
+    rules = RULES_OF_DRAWN_DRAFTS
     rolls_back = True
 
-    def start(self, context: DraftContext) -> None:
-        super().start(context)
-        # The distribution is uniform at every temperature; greedy calls too need random tokens.
-        self.sampler.sampling |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    def begin(self, call: DrafterCall) -> State:
+        return _UniformState(call)
+
+
+class _UniformState(RowState):
+    # The distribution is uniform at every temperature; greedy calls too need random tokens.
+    sampling = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
+
+    def __init__(self, call: DrafterCall) -> None:
+        super().__init__(call)
         self._row = np.zeros(self.vocab_size, dtype=np.float32)
 
     def row(self, b: int, text: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -259,12 +259,19 @@ class NgramCounts:
                 for token in tokens:
                     counts[token] = counts.pop(token, 0) + 1
 
-    def take_over(self, counts: NgramCounts, max_ngrams: int) -> None:
-        """Add the counts of a text that has ended; then only the latest n-grams are kept."""
-        for ngram, followers in counts._counts.items():
-            self._counts[ngram] = _sum(self._counts.pop(ngram, {}), followers)
-        for ngram in list(self._counts)[: max(0, len(self._counts) - max_ngrams)]:
-            del self._counts[ngram]
+    def with_latest(self, texts: Iterable[NgramCounts], max_ngrams: int) -> NgramCounts:
+        """These counts and those of texts that have ended; these themselves are not changed.
+
+        After each text only the latest n-grams are kept.
+        """
+        made = NgramCounts(self._sizes.start, self._sizes.stop + 1)
+        kept = made._counts = self._counts.copy()
+        for text in texts:
+            for ngram, followers in text._counts.items():
+                kept[ngram] = _sum(kept.pop(ngram, {}).copy(), followers)
+            for ngram in list(kept)[: max(0, len(kept) - max_ngrams)]:
+                del kept[ngram]
+        return made
 
     def followers(self, ngram: Sequence[int]) -> Followers:
         """The tokens that followed an n-gram, and how often each did."""

@@ -39,7 +39,7 @@ class NodeBudget:
         self._accepted = PRIOR_ROUNDS * np.broadcast_to(prior[:, None], shape)
         self._cuts = 0
 
-    def adopt(self, b: int, other: NodeBudget, index: int) -> None:
+    def take(self, b: int, other: NodeBudget, index: int) -> None:
         """Go on as sequence ``b`` with what another budget has measured of sequence ``index``."""
         self._tried[b], self._accepted[b] = other._tried[index], other._accepted[index]
 

@@ -13,13 +13,20 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, shown
-from specdec_hf.drafters.model import DrawingDrafter, Stepper, room_in
+from specdec_hf.drafters.model import ChainState, Stepper, room_in
 from specdec_hf.drafters.skipped_sublayers import SkippedSublayers
-from specdec_hf.drafting.context import DraftContext, History
-from specdec_hf.drafting.drafter import Draft, DraftOutcome
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import (
+    RULES_OF_DRAWN_DRAFTS,
+    Cost,
+    Draft,
+    Drafter,
+    Needs,
+    State,
+)
 from specdec_hf.drafting.layer_numbers import check_exit, check_last_skipped
 from specdec_hf.drafting.registry import names_file
-from specdec_hf.drafting.sampling import RowSampler
 from specdec_hf.runner.protocol import Lengths, context_length, to_device
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.runner.split_model import Skipped, SplitModel, check_split
@@ -28,29 +35,28 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class OwnCacheDraft(Stepper):
-    """The target as what drafts; override `extend`.
+class OwnCacheStepper(Stepper):
+    """The target as what drafts; override `extend`, and set `cost`.
 
     Args:
-        context: the call.
+        call: the call, whose cache serves it; see `OwnCacheDrafter`.
     """
 
-    def __init__(self, context: DraftContext) -> None:
-        self.model = context.runner.model  # the one that fills the cache
-        self.device: torch.device = context.model.device
-        self.context = context
-        self.runner: SpecRunner = context.runner
-        self.sampler = RowSampler(context, self.device)
+    def __init__(self, call: DrafterCall) -> None:
+        self.model = call.runner.model  # the one that fills the cache
+        self.device: torch.device = call.model.device
+        self.call = call
+        self.runner: SpecRunner = call.runner
         self._context_length = context_length(self.model)
 
-    def room(self, history: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[B], how many of ``limits`` tokens each sequence can draft within the context."""
-        return room_in(self._context_length, history, limits)
+    def room(self, texts: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[B], how many of ``limits`` tokens each sequence can draft within the model's context."""
+        return room_in(self._context_length, texts, limits)
 
-    def catch_up(self, history: History) -> torch.Tensor:
+    def catch_up(self, texts: History) -> torch.Tensor:
         """Logits [B, V] of each sequence's next token."""
-        pending = to_device(history.last(1), self.device)
-        return self.extend(pending, history.lengths - 1)
+        pending = to_device(texts.last(1), self.device)
+        return self.extend(pending, texts.lengths - 1)
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         """Logits [B, V] after one more token [B, 1]."""
@@ -60,56 +66,108 @@ class OwnCacheDraft(Stepper):
         """Do nothing, because the loop truncates the target's cache."""
 
 
-class OwnCacheDrafter(DrawingDrafter):
-    """Base class of drafters that run the target; `start` makes what they draft with.
+class OwnCacheState(ChainState):
+    """Draws chains with forwards of the target over its own cache.
 
     What a draft writes into the cache lies beyond the committed tokens, where the verification
     overwrites it.
+
+    Args:
+        call: the call.
+        stepper: gives the rows.
+        name: of the drafter, in notes.
     """
 
-    makes_forward = True
-    reads_prompt = False  # the cache holds it
+    def __init__(self, call: DrafterCall, stepper: OwnCacheStepper, name: str) -> None:
+        super().__init__(call, stepper)
+        self.name = name
 
-    def _check_cache(self, context: DraftContext) -> None:
-        """Raise ValueError for a call whose cache drafts cannot be written to."""
-        if not isinstance(context.runner, SpecRunner):
-            kind = getattr(context.runner, "kind", None)
-            raise ValueError(f"drafter {self.name} needs cache='spec', got {kind!r}")
-
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        runner: SpecRunner = self._context.runner
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        runner: SpecRunner = self.call.runner
         if runner.later_inputs is not None:
-            self._context.note(
+            self.call.note(
                 f"drafter {self.name} drafts nothing where the call has inputs other than text"
             )
             return None
         before = runner.lengths.copy()
-        draft = super().propose(history, limits)
+        draft = super().propose(texts, limits)
         runner.truncate(before)
         return draft
 
 
-class OwnLayers(OwnCacheDraft):
+class OwnCacheDrafter(Drafter):
+    """Base class of drafters that run the target over its own cache.
+
+    Their `begin` calls `_check_cache` before it makes an `OwnCacheStepper`, and returns an
+    `OwnCacheState`. Their cost leaves the prompt out, because the cache holds it.
+    """
+
+    draws = True
+    rules = RULES_OF_DRAWN_DRAFTS
+    needs = Needs(target_forward=True)
+
+    def _check_cache(self, call: DrafterCall) -> None:
+        """Raise ValueError for a call whose cache drafts cannot be written to."""
+        if not isinstance(call.runner, SpecRunner):
+            kind = getattr(call.runner, "kind", None)
+            raise ValueError(f"drafter {self.name} needs cache='spec', got {kind!r}")
+
+
+class OwnLayers(OwnCacheStepper):
     """A part of the target as a draft model over the target's cache.
 
     Args:
-        context: the call.
+        call: the call.
         split: the two parts of the target.
+
+    Attributes:
+        hidden: [B, 1, H] after the shared layers, of each token that was fed in the round.
     """
 
-    def __init__(self, context: DraftContext, split: SplitModel) -> None:
-        super().__init__(context)
+    def __init__(self, call: DrafterCall, split: SplitModel) -> None:
+        super().__init__(call)
         self.split = split
+        self.cost = Cost(split.first_share, reads_prompt=False)
         self.hidden: list[torch.Tensor] = []
 
-    def catch_up(self, history: History) -> torch.Tensor:
+    def catch_up(self, texts: History) -> torch.Tensor:
         self.hidden = []
-        return super().catch_up(history)
+        return super().catch_up(texts)
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         logits, hidden = self.split.first(self.runner, tokens, starts)
         self.hidden.append(hidden)
         return logits[:, -1]
+
+    def truncate(self, lengths: Lengths) -> None:
+        """Forget the round; the loop truncates the target's cache."""
+        self.hidden = []
+
+
+class OwnLayersState(OwnCacheState):
+    """Drafts with a part of the target, and goes on from there in the verification."""
+
+    stepper: OwnLayers
+
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        if self.call.runner.tap.is_open:
+            self.call.note(
+                f"drafter {self.name} drafts nothing where the call returns hidden states"
+            )
+            return None
+        return super().propose(texts, limits)
+
+    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor | None:
+        own = self.stepper
+        hidden, own.hidden = own.hidden, []
+        if not hidden:
+            return None
+        known = torch.cat(hidden, dim=1)[:, : tokens.shape[1]]
+        size = known.shape[1]
+        if size < tokens.shape[1]:
+            rest = own.split.shared(own.runner, tokens[:, size:], starts + size)
+            known = torch.cat([known, rest], dim=1)
+        return own.split.second(own.runner, known, starts, keep)
 
 
 class OwnLayersDrafter(OwnCacheDrafter):
@@ -136,47 +194,20 @@ class OwnLayersDrafter(OwnCacheDrafter):
     def check_config(self, config: Any) -> None:
         self.parts(config.get_text_config(decoder=True).num_hidden_layers)
 
-    def start(self, context: DraftContext) -> None:
+    def begin(self, call: DrafterCall) -> State:
         """Take the target apart.
 
         Raises:
             ValueError: a cache or a model that this does not go with.
         """
-        self._check_cache(context)
-        self._context = context
-        model = context.runner.model
+        self._check_cache(call)
+        model = call.runner.model
+        self.check_config(model.config)
         shared, resume = self.parts(model.config.get_text_config(decoder=True).num_hidden_layers)
-        exit_module = self.exit_of(context.model)
-        split = SplitModel(model, shared, resume, exit_module, self.skipped)
-        if context.self_check:
+        split = SplitModel(model, shared, resume, self.exit_of(call.model), self.skipped)
+        if call.forwards.self_check:
             check_split(model, split)
-        self._draft = OwnLayers(context, split)
-        self.relative_cost = split.first_share
-
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        if self._context.runner.tap.is_open:
-            self._context.note(
-                f"drafter {self.name} drafts nothing where the call returns hidden states"
-            )
-            return None
-        return super().propose(history, limits)
-
-    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor | None:
-        own: Any = self._draft
-        hidden, own.hidden = own.hidden, []
-        if not hidden:
-            return None
-        known = torch.cat(hidden, dim=1)[:, : tokens.shape[1]]
-        size = known.shape[1]
-        if size < tokens.shape[1]:
-            rest = own.split.shared(own.runner, tokens[:, size:], starts + size)
-            known = torch.cat([known, rest], dim=1)
-        logits: torch.Tensor = own.split.second(own.runner, known, starts, keep)
-        return logits
-
-    def commit(self, outcome: DraftOutcome) -> None:
-        own: Any = self._draft
-        own.hidden = []
+        return OwnLayersState(call, OwnLayers(call, split), self.name)
 
 
 class EarlyExitDrafter(OwnLayersDrafter, entry="early_exit"):
@@ -190,7 +221,7 @@ class EarlyExitDrafter(OwnLayersDrafter, entry="early_exit"):
 
     Raises:
         TypeError: ``layers`` is no integer.
-        ValueError: ``layers`` is below 1, and, when a call starts, not below the target's number.
+        ValueError: ``layers`` is below 1, and, when a call begins, not below the target's number.
 
     Source: Elhoushi et al. 2024, "LayerSkip", arXiv 2404.16710.
     """
@@ -270,8 +301,3 @@ class LayerSkipDrafter(OwnLayersDrafter, entry="layer_skip"):
     def parts(self, total: int) -> tuple[int, int]:
         check_last_skipped(self.last, total)
         return self.first, self.first if self.skipped else self.last + 1
-
-    def start(self, context: DraftContext) -> None:
-        if self.found is not None:
-            self.found.check_config(context.runner.model.config)
-        super().start(context)

@@ -9,14 +9,11 @@ from typing import Any
 import torch
 
 from specdec_hf.arguments import did_you_mean, shown
-from specdec_hf.drafters.cascade import Cascade, VerticalCascade
+from specdec_hf.drafters.composed import ComposedDrafter
 from specdec_hf.drafters.folders import read_folders
-from specdec_hf.drafters.growing_tree import EagleDrafter
-from specdec_hf.drafters.layers import LayersDrafter
+from specdec_hf.drafters.growing_tree import ModelTreeDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.model import ModelDrafter
-from specdec_hf.drafters.sparse_cache import SparseCacheDrafter
-from specdec_hf.drafters.tree_model import TreeModelDrafter
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.registry import DRAFTERS, make_drafter, usages
 from specdec_hf.request.inputs import (
@@ -26,7 +23,6 @@ from specdec_hf.request.inputs import (
 )
 from specdec_hf.trees import EagleTree, Layout, TrieTree
 
-_COMPOSED = (TrieDrafter, Cascade, TreeModelDrafter)
 _RULE = f"drafter must be None, the name of a drafter, a folder, a Drafter or {RULE}"
 
 
@@ -55,13 +51,13 @@ def resolve_drafter(
     Args:
         drafter: the argument of `generate`.
         layout: of the trees to draft; None for chains, and for drafters with trees of their own.
-        model: the target, of which ``layers:N`` makes a draft model.
+        model: the target, for which drafters are made; see `Drafter.for_target`.
         tokenizer: as in `read_folders`.
 
     Raises:
         TypeError: not a drafter.
         ValueError: an unknown name, several drafters without a layout, or a drafter that cannot
-            draft the layout.
+            draft the layout or be made for the target.
         OSError: a file of a named drafter that cannot be read.
     """
     drafter = read_folders(drafter, model, tokenizer)
@@ -75,24 +71,27 @@ def resolve_drafter(
 def _cascade(drafters: Sequence[Any], target: Any) -> Drafter:
     """Draft models from large to small, each of which drafts for the one before it."""
     models = [_one_drafter(one, target) if isinstance(one, str) else one for one in drafters[:-1]]
-    lead = all(isinstance(one, SparseCacheDrafter) or is_language_model(one) for one in models)
-    last = _one_drafter(drafters[-1], target) if drafters else None
+    lead = all(getattr(one, "leads_cascade", False) or is_language_model(one) for one in models)
+    above = models[-1] if models and is_language_model(models[-1]) else target
+    last = _one_drafter(drafters[-1], above) if drafters else None
     if not models or not lead or last is None or last.size:
         raise ValueError(
             f"{_RULE}, got {_named(drafters)}; several drafters need tree, unless they are draft "
             "models from large to small, the last of which may be a Drafter, or sparse_cache "
             "before them"
         )
+    from specdec_hf.drafters.cascade import VerticalCascade  # noqa: PLC0415  # rarely asked for
+
     for model in reversed(models):
         last = VerticalCascade(model, last)
     return last
 
 
 def _one_drafter(drafter: Any, target: Any) -> Drafter | None:
-    if isinstance(drafter, LayersDrafter):
-        drafter.draft_for(target)
-    if drafter is None or isinstance(drafter, Drafter):
-        return drafter
+    if drafter is None:
+        return None
+    if isinstance(drafter, Drafter):
+        return drafter.for_target(target)
     check_drafter_types(drafter)
     if not isinstance(drafter, str):
         check_language_model("drafter", drafter)
@@ -111,14 +110,14 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
         raise ValueError(f"drafter must be given with tree, got {_named(drafter)}")
     if isinstance(layout, TrieTree):
         return TrieDrafter(resolved, layout)
-    drafters = []
+    drafters: list[Any] = []
     for one in resolved:
         if one.size:
             raise ValueError(
                 f"tree must be a TrieTree or None with drafter {one.name}, which drafts trees of "
                 f"its own, got {layout}"
             )
-        if isinstance(one, VerticalCascade) and isinstance(one.model, SparseCacheDrafter):
+        if isinstance(one, ComposedDrafter) and one.needs.target_forward:
             raise ValueError(
                 "tree must be a TrieTree or None with a cascade of drafter sparse_cache, which "
                 f"drafts chains, got {layout}"
@@ -135,10 +134,11 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
                 "drafter must have no sampling parameters of its own with tree=EagleTree, which "
                 f"draws nothing, got {dict(models[0].sampling)}"
             )
-        return EagleDrafter(models[0].model, layout)
-    drawing = [one for one in drafters if isinstance(one, ModelDrafter | VerticalCascade)]
-    if len(drawing) == len(drafters):
-        return TreeModelDrafter(drawing, layout)
+        return ModelTreeDrafter(models[0].model, layout)
+    if all(one.is_model for one in drafters):
+        from specdec_hf.drafters.tree_model import TreeModelDrafter  # noqa: PLC0415  # as above
+
+        return TreeModelDrafter(drafters, layout)
     if len(drafters) == 1 and drafters[0].several:
         # With as many leaves, levels and nodes: a copying drafter cannot fill a fixed shape.
         return TrieDrafter(drafters, TrieTree(layout.leaves, layout.depth, layout.size))
@@ -147,11 +147,3 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
         "several chains, such as 'prompt_lookup', with tree=TreeSpec (TrieTree takes any), got "
         f"{_named(drafter)}"
     )
-
-
-def parts_of(drafter: Drafter | None) -> list[Drafter]:
-    """The drafters that keep a state of the call: the caller's, and what was made of them."""
-    if drafter is None:
-        return []
-    below = getattr(drafter, "drafters", ()) if isinstance(drafter, _COMPOSED) else ()
-    return [drafter, *(part for one in below for part in parts_of(one))]

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, read_number, shown, split_options
-from specdec_hf.drafters.own_layers import OwnCacheDraft, OwnCacheDrafter
+from specdec_hf.drafters.own_layers import OwnCacheDrafter, OwnCacheState, OwnCacheStepper
 from specdec_hf.drafters.retrieval import (
     ChunkMeans,
     chunk_scores,
@@ -28,7 +28,9 @@ from specdec_hf.drafters.retrieval import (
     scale_of,
     unserved_reason,
 )
-from specdec_hf.drafting.context import CommittedStates, DraftContext, History
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import CommittedStates, History
+from specdec_hf.drafting.drafter import Cost, State
 from specdec_hf.drafting.registry import DRAFTERS, usage
 from specdec_hf.runner.packed.decoder_layer import FAMILIES
 from specdec_hf.runner.packed.linear import bytes_of
@@ -59,11 +61,11 @@ class SparsePattern:
         return (self.budget - self.sinks - self.recent) // self.chunk
 
 
-class SparseCacheDraft(OwnCacheDraft):
+class SparseCacheStepper(OwnCacheStepper):
     """The target over a sparse cache in one call.
 
     Args:
-        context: the call.
+        call: the call.
         pattern: what the sparse cache holds.
 
     Attributes:
@@ -72,28 +74,28 @@ class SparseCacheDraft(OwnCacheDraft):
 
     runner: SparseRunner
 
-    def __init__(self, context: DraftContext, pattern: SparsePattern) -> None:
-        super().__init__(context)
-        self.target = context.runner
+    def __init__(self, call: DrafterCall, pattern: SparsePattern) -> None:
+        super().__init__(call)
+        self.target = call.runner
         self.pattern = pattern
         # Between two choices a sequence grows by what it commits, but no more is held than the text
         # has tokens, for which the target's cache has the slots; and a round grows by its drafts.
         slots = min(
-            pattern.budget + pattern.interval, context.max_length, self.target.cache.cursor.capacity
+            pattern.budget + pattern.interval, call.max_length, self.target.cache.cursor.capacity
         )
-        self.runner = SparseRunner(self.target, slots + 2 * (context.max_draft + 1))
+        self.runner = SparseRunner(self.target, slots + 2 * (call.max_draft + 1))
+        self.cost = Cost(self._relative_cost(), reads_prompt=False)
         self._means = ChunkMeans(self.target, pattern.sinks, pattern.chunk)
-        self._chosen_at = np.full(context.batch_size, NEVER, dtype=np.int64)
+        self._chosen_at = np.full(call.batch_size, NEVER, dtype=np.int64)
         self._states: CommittedStates | None = None
         self._num_layers = len(self.target.cache.spec_layers)
 
-    @property
-    def relative_cost(self) -> float:
+    def _relative_cost(self) -> float:
         """Bytes of weights, keys and values that a draft reads by those that the target reads."""
-        max_length = self.context.max_length
+        max_length = self.call.max_length
         config = self.model.config
-        weights = sum(p.numel() * p.element_size() for p in self.context.model.parameters())
-        weights += bytes_of(m for m in self.context.model.modules() if isinstance(m, OnlyPacked))
+        weights = sum(p.numel() * p.element_size() for p in self.call.model.parameters())
+        weights += bytes_of(m for m in self.call.model.modules() if isinstance(m, OnlyPacked))
         heads, size = config.num_key_value_heads, self.model.base_model.layers[0].self_attn.head_dim
         token = 2 * config.num_hidden_layers * heads * size * self.model.dtype.itemsize
         cost: float = (weights + token * min(self.pattern.budget, max_length)) / (
@@ -106,20 +108,20 @@ class SparseCacheDraft(OwnCacheDraft):
         """Bytes of the sparse cache and of the means of chunks."""
         return self.runner.nbytes + self._means.means.nbytes
 
-    def room(self, history: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """As `OwnCacheDraft.room`; none where the call has inputs other than text."""
+    def room(self, texts: History, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """As `OwnCacheStepper.room`; none where the call has inputs other than text."""
         if self.target.later_inputs is not None:
             return np.zeros_like(limits)
-        return super().room(history, limits)
+        return super().room(texts, limits)
 
-    def begin_round(self, history: History) -> None:
+    def begin_round(self, texts: History) -> None:
         """Copy what was committed, and choose chunks anew where that is due."""
         lengths, pattern = self.target.lengths, self.pattern
         states, known = self._last_states()
-        due = history.active & (lengths > pattern.budget)
+        due = texts.active & (lengths > pattern.budget)
         due &= lengths - self._chosen_at >= pattern.interval
         if due.any():
-            self._choose(np.flatnonzero(due), history, states, known)
+            self._choose(np.flatnonzero(due), texts, states, known)
         self.runner.copy_committed()
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
@@ -129,16 +131,16 @@ class SparseCacheDraft(OwnCacheDraft):
         """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
         self.runner.truncate(np.minimum(self.runner.lengths, lengths))
         pattern = self.pattern
-        if self._states is None and pattern.num_chunks and self.context.max_length > pattern.budget:
+        if self._states is None and pattern.num_chunks and self.call.max_length > pattern.budget:
             # Once the prompt is read, and not when a sequence first drafts, which in a batch may be
             # another one.
-            self._states = self.context.keep_states(range(self._num_layers))
+            self._states = self.call.keep_states(range(self._num_layers))
         self._last_states()  # rounds without drafts would pile them up
 
     def _choose(
         self,
         sequences: NDArray[np.int64],
-        history: History,
+        texts: History,
         states: torch.Tensor | None,
         known: NDArray[np.bool_],
     ) -> None:
@@ -146,7 +148,7 @@ class SparseCacheDraft(OwnCacheDraft):
 
         Args:
             sequences: [R], each longer than the budget.
-            history: the committed tokens.
+            texts: the committed tokens.
             states: [B, N, H], which the layers read at the last committed token that they read.
             known: [B], whether the sequence has such states.
         """
@@ -161,7 +163,7 @@ class SparseCacheDraft(OwnCacheDraft):
         shape = self._num_layers, len(sequences), heads, -1
         parts = [torch.arange(pattern.sinks, device=self.device).expand(shape)]
         if pattern.num_chunks:
-            chosen = self._chunks(sequences, counts, history, states, known)
+            chosen = self._chunks(sequences, counts, texts, states, known)
             inside = torch.arange(pattern.chunk, device=self.device)
             parts.append((pattern.sinks + chosen[..., None] * pattern.chunk + inside).flatten(3))
         parts.append(to_device(ends, self.device)[None, :, None].expand(shape))
@@ -175,7 +177,7 @@ class SparseCacheDraft(OwnCacheDraft):
                     bytes_of_cache(self.target), self.runner.nbytes, self._means.means.nbytes
                 )
             )  # fmt: skip
-            self.context.note(
+            self.call.note(
                 f"drafter sparse_cache holds {ours} of keys and values and {means} of their means, "
                 f"beside the {whole} of the target's cache"
             )
@@ -184,14 +186,14 @@ class SparseCacheDraft(OwnCacheDraft):
         self,
         sequences: NDArray[np.int64],
         counts: NDArray[np.int64],
-        history: History,
+        texts: History,
         states: torch.Tensor | None,
         known: NDArray[np.bool_],
     ) -> torch.Tensor:
         """[N, R, H, k] int64, the chunks of the highest scores, in order, out of ``counts`` [R]."""
         positions = self.target.lengths - 1
         if states is None or not known[sequences].all():
-            asked = self._ask_target(history)
+            asked = self._ask_target(texts)
             unknown = to_device(~known, self.device)[:, None, None]
             states = asked if states is None else torch.where(unknown, asked, states)
             positions = positions + ~known
@@ -215,7 +217,7 @@ class SparseCacheDraft(OwnCacheDraft):
 
         And [B], whether a sequence has them; None where no sequence has.
         """
-        batch_size = self.context.batch_size
+        batch_size = self.call.batch_size
         if self._states is None or not self._states.counts.any():
             return None, np.zeros(batch_size, dtype=np.bool_)
         states, counts = self._states.take()
@@ -223,10 +225,10 @@ class SparseCacheDraft(OwnCacheDraft):
         rows = torch.arange(batch_size, device=self.device)
         return states[rows, last].unflatten(-1, (self._num_layers, -1)), counts > 0
 
-    def _ask_target(self, history: History) -> torch.Tensor:
+    def _ask_target(self, texts: History) -> torch.Tensor:
         """The states [B, N, H] at the pending tokens, where no verification has read any token."""
         before = self.target.lengths.copy()
-        pending = to_device(history.last(1), self.device)
+        pending = to_device(texts.last(1), self.device)
         self.target.forward(pending, before, 1)
         self.target.truncate(before)
         states = self.target.tap.take()
@@ -258,7 +260,7 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
     Raises:
         TypeError: an argument that is no integer.
         ValueError: a number out of range, of which none may exceed 2**31 - 1; and, when a call
-            starts, another cache or model.
+            begins, another cache or model.
 
     Sources: Sun et al. 2024, "TriForce", arXiv 2404.11912; Chen et al. 2024, "MagicDec", arXiv
     2408.11049.
@@ -316,26 +318,24 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
                 f"{config.model_type!r}"
             )
 
-    def draft_in(self, context: DraftContext) -> SparseCacheDraft:
-        """What drafts in one call.
+    def stepper(self, call: DrafterCall) -> SparseCacheStepper:
+        """The target over an empty sparse cache.
 
         Raises:
             ValueError: a cache or a model that this does not go with.
         """
-        self._check_cache(context)
-        reason = unserved_reason(context.model, context.max_length)
+        self._check_cache(call)
+        reason = unserved_reason(call.model, call.max_length)
         if reason is not None:
             raise ValueError(
-                f"drafter {self.name} cannot draft for {type(context.model).__name__}: {reason}"
+                f"drafter {self.name} cannot draft for {type(call.model).__name__}: {reason}"
             )
-        return SparseCacheDraft(context, self.pattern)
+        return SparseCacheStepper(call, self.pattern)
 
-    def start(self, context: DraftContext) -> None:
+    def begin(self, call: DrafterCall) -> State:
         """Check the call and make an empty cache.
 
         Raises:
             ValueError: a cache or a model that this does not go with.
         """
-        self._context = context
-        self._draft: SparseCacheDraft = self.draft_in(context)
-        self.relative_cost = self._draft.relative_cost
+        return OwnCacheState(call, self.stepper(call), self.name)

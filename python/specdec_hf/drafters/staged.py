@@ -15,15 +15,23 @@ distribution; looking drawn nodes up serves trees under every rule.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.cascade import VerticalCascade, level_context, read_tokens, with_drafts
+from specdec_hf.drafters.cascade import (
+    Level,
+    VerticalCascade,
+    level_call,
+    read_tokens,
+    with_drafts,
+)
 from specdec_hf.drafters.model import DraftModel
-from specdec_hf.drafting.checks import ask
-from specdec_hf.drafting.context import DraftContext, History
-from specdec_hf.drafting.drafter import DraftOutcome
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Round
 from specdec_hf.runner.protocol import Lengths, to_device
 from specdec_hf.runner.spec_runner import SpecRunner
 
@@ -40,33 +48,35 @@ class StagedModel(DraftModel):
 
     Args:
         cascade: its drafter guesses as many tokens at once as `num_assistant_tokens` says.
-        context: the call.
+        call: the call.
         levels: how deep nodes have children; deeper nodes are not guessed.
         number: of the draft model among those of the call.
+
+    Attributes:
+        below: the drafter that guesses.
 
     Raises:
         ValueError: as `DraftModel`.
     """
 
     def __init__(
-        self, cascade: VerticalCascade, context: DraftContext, levels: int, number: int = 0
+        self, cascade: VerticalCascade, call: DrafterCall, levels: int, number: int = 0
     ) -> None:
-        super().__init__(cascade.model, context, "spec", tree=True)
-        self._below, self._longest = cascade.drafters[0], cascade.num_assistant_tokens
-        self._levels = levels
+        super().__init__(cascade.model, call, "spec", tree=True)
+        self._longest, self._levels = cascade.num_assistant_tokens, levels
         # The most likely guess is drawn most often; under match drafts share the noise of their
         # position, and the same noise draws the guess.
-        matched = context.rule == "match"
-        self._inner = level_context(
-            context,
+        matched, sampling = call.rule == "match", call.sampling
+        inner = level_call(
+            call,
             number,
             model=cascade.model,
             runner=None,
             rule="match" if matched else "greedy",
-            temperature=context.temperature if matched else 0.0,
-            seeds=context.seeds.to(self.device),
+            sampling=sampling if matched else dataclasses.replace(sampling, temperature=0.0),
+            seeds=call.seeds.to(self.device),
         )
-        self._below.start(self._inner)
+        self.below = Level(cascade.drafters[0], inner)
         self._begin_round(0)
 
     def _begin_round(self, batch_size: int) -> None:
@@ -78,22 +88,22 @@ class StagedModel(DraftModel):
         self._logits: list[torch.Tensor] = []
         self._numbers = np.zeros((batch_size, 0), dtype=np.int64)  # of the caller's nodes
 
-    def catch_up(self, history: History) -> torch.Tensor:
-        self._begin_round(len(history.lengths))
-        self._history = history
-        self._inner.begin(history)
-        root = np.full(len(history.lengths), ROOT)
+    def catch_up(self, texts: History) -> torch.Tensor:
+        self._begin_round(len(texts.lengths))
+        self._texts = texts
+        self.below.call.begin_round(texts)
+        root = np.full(len(texts.lengths), ROOT)
         guess = self._guess(root, self._levels)
         if guess.shape[1] == 0:
-            return super().catch_up(history)
-        lengths = history.lengths
+            return super().catch_up(texts)
+        lengths = texts.lengths
         missing = int((lengths - self.runner.lengths).max())
-        window = np.concatenate([history.last(missing), guess.clip(0)], axis=1)
+        window = np.concatenate([texts.last(missing), guess.clip(0)], axis=1)
         tokens = to_device(window, self.device)
         logits = self.runner.forward(tokens, lengths - missing, guess.shape[1] + 1)
         self._add_chain(root, guess)
         self._keep_logits(logits[:, 1:])
-        return self.sampler.at_own_temperature(logits[:, 0])
+        return self._at_own_temperature(logits[:, 0])
 
     def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
         size, batch_size = tokens.shape[1], len(lengths)
@@ -153,27 +163,40 @@ class StagedModel(DraftModel):
         self, under: NDArray[np.int64], most: int, wanted: NDArray[np.bool_] | None = None
     ) -> NDArray[np.int64]:
         """[B, up to most] tokens of a chain below a node of each sequence, -1 after its end."""
-        history, none = self._history, np.zeros((len(under), 0), dtype=np.int64)
+        texts, none = self._texts, np.zeros((len(under), 0), dtype=np.int64)
         paths = [self._path(b, int(node)) for b, node in enumerate(under)]
         depths = np.array([len(path) for path in paths])
-        active = history.active if wanted is None else history.active & wanted
-        limits = self.room(history, depths + min(most, self._longest)) - depths
+        active = texts.active if wanted is None else texts.active & wanted
+        limits = self.room(texts, depths + min(most, self._longest)) - depths
         limits = np.where(active, np.maximum(limits, 0), 0)
         if not limits.any():
             return none
         above = np.full((len(under), int(depths.max())), -1, dtype=np.int64)
         for b, path in enumerate(paths):
             above[b, : len(path)] = path
-        shown = with_drafts(history, above, depths, limits > 0)
-        proposed = ask(self._below, shown, limits, self._inner)
-        self._inner.asks += limits > 0
+        proposed = self.below.ask(with_drafts(texts, above, depths, limits > 0), limits)
         # It forgets the path too: the next one may be another.
-        kept = np.zeros_like(depths)
-        self._below.commit(DraftOutcome.of_chain(history.lengths, kept, none))
+        self.below.commit(texts, self._nothing_kept(texts.lengths, texts.active))
         if proposed is None:
             return none
         found, counts = read_tokens(proposed, limits)
         return np.where(np.arange(found.shape[1]) < counts[:, None], found, -1)[:, : counts.max()]
+
+    def learn(self, texts: History, done: Round) -> None:
+        """Let the drafter below learn of the candidates of a round, whose guesses are forgotten.
+
+        Args:
+            texts: the committed tokens after it.
+            done: the round.
+        """
+        if done.candidates is not None and self.below.drafter.needs.candidates:
+            nothing = self._nothing_kept(done.lengths, done.active)
+            self.below.commit(texts, dataclasses.replace(nothing, candidates=done.candidates))
+
+    @staticmethod
+    def _nothing_kept(lengths: NDArray[np.int64], active: NDArray[np.bool_]) -> Round:
+        none = np.zeros((len(lengths), 0), dtype=np.int64)
+        return Round.of_chain(lengths, active, np.zeros_like(lengths), none)
 
     def _path(self, b: int, node: int) -> list[int]:
         """The tokens from the root down to a node."""
@@ -197,4 +220,4 @@ class StagedModel(DraftModel):
         self._parents = np.concatenate([self._parents, parents], axis=1)
 
     def _keep_logits(self, logits: torch.Tensor) -> None:
-        self._logits.append(self.sampler.at_own_temperature(logits))
+        self._logits.append(self._at_own_temperature(logits))

@@ -28,8 +28,9 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec_hf.arguments import check_integer, shown
 from specdec_hf.drafters.model import DraftModel
-from specdec_hf.drafting.context import DraftContext, History
-from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Draft, Drafter, State
 from specdec_hf.request.inputs import check_language_model
 
 LOOKBEHIND = 10  # as in Transformers
@@ -52,6 +53,9 @@ class TextDrafter(Drafter):
     Raises:
         TypeError: a model or tokenizer that is none, a number of tokens that is no integer.
         ValueError: a number of tokens below 1.
+
+    Attributes:
+        ours, target: the vocabularies of the draft model and of the target.
     """
 
     name = "text"
@@ -75,26 +79,59 @@ class TextDrafter(Drafter):
         ours = check_integer("assistant_lookbehind", assistant_lookbehind, 1)
         target = check_integer("target_lookbehind", target_lookbehind, 1)
         self.model, self.assistant_tokenizer = model, assistant_tokenizer
-        self._ours = Vocabulary(assistant_tokenizer, ours)
-        self._target = Vocabulary(tokenizer, target)
+        self.ours = Vocabulary(assistant_tokenizer, ours)
+        self.target = Vocabulary(tokenizer, target)
 
-    def start(self, context: DraftContext) -> None:
+    def begin(self, call: DrafterCall) -> State:
         """Make an empty cache.
 
         Raises:
             ValueError: no cache fits the draft model.
         """
-        self._draft = DraftModel(self.model, context, own_vocabulary=True)
-        self.relative_cost = self._draft.relative_cost
-        size = context.batch_size
-        self._texts = [Translation(self._target, self._ours) for _ in range(size)]
+        return _TextState(self, call)
+
+    def carry_back(self, committed: list[int], ids: list[int], drafted: list[int]) -> list[int]:
+        """The target's tokens for what the draft model drafted after ``ids``."""
+        run, name = next(self.ours.parts(drafted), ([], ""))
+        text = self.ours.added_text(plain_end(ids, self.ours), run)
+        whole = text.rstrip(UNFINISHED)
+        end = plain_end(committed, self.target)
+        found = self.target.added_tokens(end, whole) if whole else []
+        if found is None:
+            # The target's last token is committed, so what follows is encoded by itself.
+            found = self.target.encode(whole)
+        if name and whole == text:
+            found += self._special(name)
+        return found
+
+    def _special(self, name: str) -> list[int]:
+        """The target's token for a special one of the draft model; both end texts in their way."""
+        theirs = self.target.tokenizer
+        if name == self.ours.tokenizer.eos_token and theirs.eos_token_id is not None:
+            return [theirs.eos_token_id]
+        return [self.target.special[name]] if name in self.target.special else []
+
+    def filler(self) -> int:
+        """A token for a text that holds none, because a model must be fed something."""
+        tokenizer = self.ours.tokenizer
+        known = (tokenizer.bos_token_id, tokenizer.eos_token_id, 0)
+        return next(id for id in known if id is not None)
+
+
+class _TextState(State):
+    def __init__(self, drafter: TextDrafter, call: DrafterCall) -> None:
+        self.drafter = drafter
+        self._model = DraftModel(drafter.model, call, own_vocabulary=True)
+        self.cost = self._model.cost
+        size = call.batch_size
+        self._texts = [Translation(drafter.target, drafter.ours) for _ in range(size)]
         # The draft model's tokens that its cache holds.
         self._fed: list[list[int]] = [[] for _ in range(size)]
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
         active, gamma = limits > 0, int(limits.max())
         for b in np.flatnonzero(active).tolist():
-            self._texts[b].extend(history.tokens[b, : history.lengths[b]].tolist())
+            self._texts[b].extend(texts.tokens[b, : texts.lengths[b]].tolist())
             active[b] = not self._texts[b].unfinished
         drafted = self._continue(active, limits)
         if drafted is None:
@@ -102,8 +139,8 @@ class TextDrafter(Drafter):
         tokens = np.full((len(active), gamma), -1, dtype=np.int64)
         counts = np.zeros(len(active), dtype=np.int64)
         for b in np.flatnonzero(active).tolist():
-            committed = history.tokens[b, : history.lengths[b]].tolist()
-            found = self._carry_back(committed, self._texts[b].ids, drafted[b])[: limits[b]]
+            committed = texts.tokens[b, : texts.lengths[b]].tolist()
+            found = self.drafter.carry_back(committed, self._texts[b].ids, drafted[b])[: limits[b]]
             tokens[b, : len(found)] = found
             counts[b] = len(found)
         return Draft(torch.from_numpy(tokens), counts=counts) if counts.any() else None
@@ -116,54 +153,27 @@ class TextDrafter(Drafter):
         Each has as many as its own limit. The target's tokenizer may merge the first letters of
         more of them to other tokens.
         """
-        draft = self._draft
-        texts = [text.ids or [self._filler()] for text in self._texts]
-        lengths = np.array([len(ids) for ids in texts])
-        tokens = np.zeros((len(texts), int(lengths.max())), dtype=np.int64)
-        for b, ids in enumerate(texts):
+        model = self._model
+        carried = [text.ids or [self.drafter.filler()] for text in self._texts]
+        lengths = np.array([len(ids) for ids in carried])
+        tokens = np.zeros((len(carried), int(lengths.max())), dtype=np.int64)
+        for b, ids in enumerate(carried):
             tokens[b, : len(ids)] = ids
             same = _common_prefix(ids, self._fed[b])
             self._fed[b] = self._fed[b][: min(same, len(ids) - 1)]
-        draft.truncate(np.array([len(ids) for ids in self._fed]))
-        history = History(tokens, lengths, active)
-        counts = draft.room(history, limits)
+        model.truncate(np.array([len(ids) for ids in self._fed]))
+        texts = History(tokens, lengths, active)
+        counts = model.room(texts, limits)
         steps = int(counts.max())
         if steps < 1:
             return None
-        drawn = [draft.catch_up(history).argmax(dim=-1)]
+        likely = [model.catch_up(texts).argmax(dim=-1)]
         for i in range(1, steps):
-            logits = draft.extend(drawn[-1][:, None], lengths + i - 1)
-            drawn.append(logits.argmax(dim=-1))
-        read: list[list[int]] = torch.stack(drawn, dim=1).tolist()
-        self._fed = [[*ids, *more[:-1]] for ids, more in zip(texts, read, strict=True)]
+            logits = model.extend(likely[-1][:, None], lengths + i - 1)
+            likely.append(logits.argmax(dim=-1))
+        read: list[list[int]] = torch.stack(likely, dim=1).tolist()
+        self._fed = [[*ids, *more[:-1]] for ids, more in zip(carried, read, strict=True)]
         return [more[:count] for more, count in zip(read, counts.tolist(), strict=True)]
-
-    def _carry_back(self, committed: list[int], ids: list[int], drafted: list[int]) -> list[int]:
-        """The target's tokens for what the draft model drafted after ``ids``."""
-        run, name = next(self._ours.parts(drafted), ([], ""))
-        text = self._ours.added_text(plain_end(ids, self._ours), run)
-        whole = text.rstrip(UNFINISHED)
-        end = plain_end(committed, self._target)
-        found = self._target.added_tokens(end, whole) if whole else []
-        if found is None:
-            # The target's last token is committed, so what follows is encoded by itself.
-            found = self._target.encode(whole)
-        if name and whole == text:
-            found += self._special(name)
-        return found
-
-    def _special(self, name: str) -> list[int]:
-        """The target's token for a special one of the draft model; both end texts in their way."""
-        theirs = self._target.tokenizer
-        if name == self._ours.tokenizer.eos_token and theirs.eos_token_id is not None:
-            return [theirs.eos_token_id]
-        return [self._target.special[name]] if name in self._target.special else []
-
-    def _filler(self) -> int:
-        """A token for a text that holds none, because a model must be fed something."""
-        tokenizer = self._ours.tokenizer
-        known = (tokenizer.bos_token_id, tokenizer.eos_token_id, 0)
-        return next(id for id in known if id is not None)
 
 
 def _common_prefix(ids: list[int], others: list[int]) -> int:

@@ -12,13 +12,33 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_flag, check_integer, shown
 from specdec_hf.drafters.host_tree import ROOT, HostTree, as_draft
 from specdec_hf.drafters.kept_texts import note_earlier_calls
-from specdec_hf.drafting.context import Candidates, DraftContext, History
-from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Draft, Drafter, Needs, Round, State
 from specdec_hf.runner.protocol import vocab_size_of
 from specdec_hf.trees import MAX_NODES, TreeSpec
 
 # Ten nodes suit a CPU, where a forward costs more with each token that it reads.
 DEFAULT_TREE = TreeSpec((-1, -1, -1, -1, -1, 0, 0, 1, 2, 5), (0, 1, 2, 3, 4, 0, 1, 0, 0, 0))
+
+
+Rows = dict[int, list[int]]  # an adjacency matrix; no row is changed once it is there
+
+
+class InheritedRows:
+    """The matrix of the last call whose sequences have all ended."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[int, Rows] = (0, {})  # vocabulary size, and matrix
+
+    def of(self, vocab_size: int) -> Rows:
+        """The rows of a vocabulary of this size, which may be none."""
+        kept_for, rows = self._kept
+        return rows if kept_for == vocab_size else {}
+
+    def keep(self, vocab_size: int, rows: Rows) -> None:
+        """Keep these rows in the place of all others."""
+        self._kept = vocab_size, rows
 
 
 class TokenRecyclingDrafter(Drafter, entry="token_recycling"):
@@ -45,8 +65,6 @@ class TokenRecyclingDrafter(Drafter, entry="token_recycling"):
     Source: Luo et al. 2024, arXiv 2408.08696.
     """
 
-    candidates = 8
-
     def __init__(
         self, tree: TreeSpec | None = None, top_k: int = 8, *, inherit: bool = False
     ) -> None:
@@ -54,61 +72,71 @@ class TokenRecyclingDrafter(Drafter, entry="token_recycling"):
             raise TypeError(f"tree must be None or a TreeSpec, got {shown(tree)}")
         check_flag("inherit", inherit)
         self.tree = DEFAULT_TREE if tree is None else tree
-        self.candidates = check_integer("top_k", top_k, 1, MAX_NODES)
-        if max(self.tree.ranks) >= self.candidates:
+        self.top_k = check_integer("top_k", top_k, 1, MAX_NODES)
+        if max(self.tree.ranks) >= self.top_k:
             raise ValueError(
-                f"ranks of tree must be below top_k={self.candidates}, got {max(self.tree.ranks)}"
+                f"ranks of tree must be below top_k={self.top_k}, got {max(self.tree.ranks)}"
             )
-        self.inherit = inherit
+        self.needs = Needs(candidates=self.top_k)
+        self.inherited = InheritedRows() if inherit else None
         self.size, self.depth = self.tree.size, self.tree.depth
-        self._rows: list[dict[int, list[int]]] = []  # one matrix a sequence
-        self._inherited: tuple[int, dict[int, list[int]]] = (0, {})  # vocabulary size, and matrix
 
-    def start(self, context: DraftContext) -> None:
+    def begin(self, call: DrafterCall) -> State:
         """Begin with an empty matrix, or with what the last call knew."""
-        self._vocab_size = vocab_size_of(context.model)
-        vocab_size, known = self._inherited
-        if vocab_size != self._vocab_size:
-            known = {}
+        return _RowsState(self, call)
+
+
+class _RowsState(State):
+    def __init__(self, drafter: TokenRecyclingDrafter, call: DrafterCall) -> None:
+        self.drafter = drafter
+        self._vocab_size = vocab_size_of(call.model)
+        known = {} if drafter.inherited is None else drafter.inherited.of(self._vocab_size)
         if known:
-            note_earlier_calls(self, context)
-        self._rows = [known.copy() for _ in range(context.batch_size)]
+            note_earlier_calls(drafter, call)
+        self._rows: list[Rows] = [known.copy() for _ in range(call.batch_size)]
         self._has_prompt = False
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        self._read_prompt(history)
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        self._read_prompt(texts, texts.lengths, texts.active)
         trees = [HostTree(int(limit)) for limit in limits]
-        for b in np.flatnonzero(history.active).tolist():
-            self._fill(trees[b], self._rows[b], int(history.tokens[b, history.lengths[b] - 1]))
+        for b in np.flatnonzero(texts.active).tolist():
+            self._fill(trees[b], self._rows[b], int(texts.tokens[b, texts.lengths[b] - 1]))
         return as_draft(trees)
 
-    def _fill(self, tree: HostTree, rows: dict[int, list[int]], last: int) -> None:
+    def _fill(self, tree: HostTree, rows: Rows, last: int) -> None:
+        shape = self.drafter.tree
         numbers = {ROOT: ROOT}  # node of the shape -> node of the tree
-        for n, (parent, rank) in enumerate(zip(self.tree.parents, self.tree.ranks, strict=True)):
+        for n, (parent, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
             if (above := numbers.get(parent)) is None:
                 continue
             row = rows.get(last if above == ROOT else tree.tokens[above], [])
             if rank < len(row) and (node := tree.child(above, row[rank])) is not None:
                 numbers[n] = node
 
-    def observe(self, history: History, candidates: Candidates) -> None:
-        self._read_prompt(history)
-        for b, n in np.argwhere((candidates.tokens >= 0) & history.active[:, None]).tolist():
-            self._rows[b][int(candidates.tokens[b, n])] = candidates.ids[b, n].tolist()
+    def commit(self, texts: History, done: Round) -> None:
+        if done.candidates is None:
+            return
+        self._read_prompt(texts, done.lengths, done.active)
+        tokens, ids = done.candidates.tokens, done.candidates.ids
+        for b, n in np.argwhere((tokens >= 0) & done.active[:, None]).tolist():
+            self._rows[b][int(tokens[b, n])] = ids[b, n].tolist()
 
-    def finish(self, history: History) -> None:
-        if self.inherit:
+    def end(self, texts: History) -> None:
+        if self.drafter.inherited is not None:
             known = {token: row for rows in self._rows for token, row in rows.items()}
-            self._inherited = self._vocab_size, known
+            self.drafter.inherited.keep(self._vocab_size, known)
 
-    def _read_prompt(self, history: History) -> None:
+    def _read_prompt(
+        self, texts: History, lengths: NDArray[np.int64], active: NDArray[np.bool_]
+    ) -> None:
+        """Make rows of the first ``lengths[b]`` tokens of each active sequence, once in a call."""
         if self._has_prompt:
             return
         self._has_prompt = True
-        for b in np.flatnonzero(history.active).tolist():
-            text = history.tokens[b, : history.lengths[b]].tolist()
+        for b in np.flatnonzero(active).tolist():
+            text = texts.tokens[b, : lengths[b]].tolist()
             followers: dict[int, dict[int, None]] = {}
             for token, after in zip(text[-2::-1], text[:0:-1], strict=True):
                 followers.setdefault(token, {})[after] = None
             for token, row in followers.items():
-                self._rows[b].setdefault(token, list(row)[: self.candidates])
+                self._rows[b].setdefault(token, list(row)[: self.drafter.top_k])

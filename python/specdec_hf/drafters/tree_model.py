@@ -17,27 +17,32 @@ noise that drew it must not draw again at the same position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.cascade import VerticalCascade
+from specdec_hf.drafters.composed import candidates_for
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafters.staged import StagedModel
-from specdec_hf.drafting.context import Candidates, DraftContext, History, reads_draft
+from specdec_hf.drafting.call import NOTHING, DrafterCall, Drawn, reads_draft
+from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import (
     RULES_OF_DETERMINISTIC_TREES,
+    Cost,
     Draft,
     Drafter,
-    DraftOutcome,
+    Round,
+    State,
 )
-from specdec_hf.drafting.sampling import concat_distributions, mask_below_limits
+from specdec_hf.drafting.sampling import mask_below_limits
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.trees import MAX_NODES, Forest, TreeSpec
-from specdec_kernels import TREE_RULES_READING_DRAFT, Sampled, SampledDraft, expand_tree
+from specdec_kernels import TREE_RULES_READING_DRAFT, expand_tree
 
 # Rule "auto" is multi_draft_wor, and the other rules that read the draft precede those that do not.
 RULES_OF_ONE_MODEL: tuple[str, ...] = tuple(
@@ -61,11 +66,13 @@ class TreeModelDrafter(Drafter):
 
     Args:
         drafters: the draft models, with sampling parameters of their own where they have some, and
-            cascades.
+            cascades; made for their target.
         spec: the tree that each of them drafts.
 
     Attributes:
-        drafters: the cascades, which keep a state of the call.
+        models: all of them.
+        drafters: the cascades.
+        forest: their trees.
 
     Raises:
         ValueError: a rank too large for `expand_tree`, or too many nodes.
@@ -86,110 +93,122 @@ class TreeModelDrafter(Drafter):
         self.size, self.depth = self.forest.spec.size, spec.depth
         self.rules = RULES_OF_ONE_MODEL if len(self.models) == 1 else RULES_OF_SEVERAL_MODELS
         self.drafters = [one for one in self.models if isinstance(one, VerticalCascade)]
-        self.candidates = max((one.candidates for one in self.drafters), default=0)
+        self.needs = candidates_for(self.drafters)
         if len(self.drafters) == len(self.models):
             self.name = VerticalCascade.name
 
-    def start(self, context: DraftContext) -> None:
+    def check_tokenizer(self, tokenizer: Any) -> list[str]:
+        return [note for one in self.drafters for note in one.check_tokenizer(tokenizer)]
+
+    def begin(self, call: DrafterCall) -> State:
         """Check vocabularies and make empty caches.
 
         Raises:
             ValueError: a draft model that does not fit; see `DraftModel`.
         """
-        self._context = context
-        self._drafts = [self._draft_of(number, context) for number in range(len(self.models))]
-        self.relative_cost = sum(draft.relative_cost for draft in self._drafts)
+        return TreeModelState(self, call)
+
+
+class TreeModelState(State):
+    """The draft models of a `TreeModelDrafter` in a call."""
+
+    def __init__(self, drafter: TreeModelDrafter, call: DrafterCall) -> None:
+        self.drafter, self.call, self.forest = drafter, call, drafter.forest
+        self.steppers = [self._stepper_of(number) for number in range(len(drafter.models))]
+        self.cost = Cost(sum(stepper.cost.relative for stepper in self.steppers))
         owners, numbers = np.array(self.forest.owners), np.array(self.forest.numbers)
-        self._nodes = [np.flatnonzero(owners == copy) for copy in range(len(self.models))]
+        copies = range(len(drafter.models))
+        self._nodes = [np.flatnonzero(owners == copy) for copy in copies]
         # Only nodes with children are fed to their model; these are their places in its cache.
         fed = _feeding_order(self.forest.tree)
-        self._fed = [np.where(owners == copy, fed[numbers], -1) for copy in range(len(self.models))]
+        self._fed = [np.where(owners == copy, fed[numbers], -1) for copy in copies]
 
-    def _draft_of(self, number: int, context: DraftContext) -> DraftModel:
-        one = self.models[number]
+    def _stepper_of(self, number: int) -> DraftModel:
+        one = self.drafter.models[number]
         if isinstance(one, VerticalCascade):
-            return StagedModel(one, context, self.depth - 1, number)
-        return DraftModel(one.model, context, "spec", tree=True, sampling=one.sampling)
+            return StagedModel(one, self.call, self.drafter.depth - 1, number)
+        return DraftModel(one.model, self.call, "spec", tree=True, sampling=one.sampling)
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        batch_size, depth = len(limits), min(self.depth, int(limits.max()))
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        batch_size, depth = len(limits), min(self.drafter.depth, int(limits.max()))
         spec = self.forest.spec.cut(depth)
-        target = self._context.model.device
+        target = self.call.model.device
         tokens = torch.full((batch_size, spec.size), -1, dtype=torch.int64, device=target)
         draft_rows = np.zeros(spec.size, dtype=np.int32)
         levels: list[Children] = []
         offset = 0
-        for draft, nodes in zip(self._drafts, self._nodes, strict=True):
-            room = draft.room(history, np.minimum(limits, depth))
+        for stepper, nodes in zip(self.steppers, self._nodes, strict=True):
+            room = stepper.room(texts, np.minimum(limits, depth))
             if not room.any():
                 continue
             tree = self.forest.tree.cut(int(room.max()))
             mine = nodes[: tree.size]
-            drawn = draft_tree(draft, tree, mine, history)
+            made = draft_tree(stepper, tree, mine, texts)
             columns = to_device(mine, target)
-            depths = to_device(np.array(tree.depths)[None], draft.device)
-            drafted = torch.cat([level.tokens for level in drawn], dim=1)
+            depths = to_device(np.array(tree.depths)[None], stepper.device)
+            drafted = torch.cat([level.tokens for level in made], dim=1)
             tokens[:, columns] = mask_below_limits(drafted, depths, room).to(target)
             # Row 0 of a model's distributions is the root's; those of its inner nodes follow.
             row_of = np.concatenate([[0], _feeding_order(tree) + 1])
             draft_rows[mine] = offset + row_of[np.array(tree.parents) + 1]
             offset += int(row_of.max()) + 1
-            levels += drawn
+            levels += made
         if not levels:
             return None
         parents = to_device(np.array(spec.parents), target)
         proposed = Draft(tokens, parents.expand(batch_size, -1), depth=depth)
-        if reads_draft(self._context.rule):
-            parts = [x.distribution for x in levels if x.distribution is not None]
-            proposed.distribution = concat_distributions(parts, self._context.temperature, target)
+        if reads_draft(self.call.rule):
+            drawn = [level.drawn for level in levels if level.drawn is not None]
+            proposed.drawn = Drawn.join(drawn, target)
             rows = to_device(draft_rows, target)
             proposed.draft_rows = rows.expand(batch_size, -1)
         return proposed
 
-    def observe(self, history: History, candidates: Candidates) -> None:
-        for one in self.drafters:
-            if one.candidates:
-                one.observe(history, candidates.first(one.candidates))
+    def commit(self, texts: History, done: Round) -> None:
+        for stepper, fed in zip(self.steppers, self._fed, strict=True):
+            if isinstance(stepper, StagedModel):
+                stepper.learn(texts, done)
+            stepper.keep(done.lengths, np.where(done.path >= 0, fed[done.path], -1))
 
-    def commit(self, outcome: DraftOutcome) -> None:
-        for draft, fed in zip(self._drafts, self._fed, strict=True):
-            draft.keep(outcome.lengths, np.where(outcome.path >= 0, fed[outcome.path], -1))
+    def end(self, texts: History) -> None:
+        for stepper in self.steppers:
+            if isinstance(stepper, StagedModel):
+                stepper.below.state.end(texts)
 
 
 def draft_tree(
-    draft: DraftModel, spec: TreeSpec, numbers: NDArray[np.int64], history: History
+    stepper: DraftModel, spec: TreeSpec, numbers: NDArray[np.int64], texts: History
 ) -> list[Children]:
     """Draw a whole tree level by level.
 
     Args:
-        draft: the draft model; the nodes that have children are in its cache afterwards.
+        stepper: the draft model; the nodes that have children are in its cache afterwards.
         spec: the tree.
         numbers: [N] of its nodes among all nodes of the round, for their noise.
-        history: the committed tokens.
+        texts: the committed tokens.
 
     Returns:
         The children that were drawn at depth 1, 2, ...
     """
-    lengths, fed = history.lengths, _feeding_order(spec)
-    start = to_device(lengths, draft.device)
+    lengths, fed = texts.lengths, _feeding_order(spec)
     parents, depths = np.array(spec.parents), np.array(spec.depths)
     inner = np.flatnonzero(fed >= 0)
     # The root is -1 in both numberings.
-    above = to_device(np.where(parents >= 0, fed[parents], -1)[inner], draft.device)
+    above = to_device(np.where(parents >= 0, fed[parents], -1)[inner], stepper.device)
     above = above.expand(len(lengths), -1)
-    logits = draft.catch_up(history)[:, None]
+    logits = stepper.catch_up(texts)[:, None]
     levels: list[Children] = []
     count = 0
     for depth in range(1, spec.depth + 1):
         nodes = np.flatnonzero(depths == depth)
         widths = np.unique(parents[nodes], return_counts=True)[1]
-        drawn = draw_children(draft, logits, start, depth, widths, numbers[nodes], spec, nodes)
-        levels.append(drawn)
+        made = draw_children(stepper, texts, logits, depth, widths, numbers[nodes], spec, nodes)
+        levels.append(made)
         here = inner[depths[inner] == depth]
         if len(here):
             count += len(here)
-            columns = to_device(here - nodes[0], draft.device)
-            logits = draft.feed(drawn.tokens[:, columns], lengths, above[:, :count])
+            columns = to_device(here - nodes[0], stepper.device)
+            logits = stepper.feed(made.tokens[:, columns], lengths, above[:, :count])
     return levels
 
 
@@ -203,6 +222,7 @@ def _feeding_order(spec: TreeSpec) -> NDArray[np.int64]:
 
 MAX_WIDTH = 64  # most children of a node that expand_tree selects
 WITHOUT_REPLACEMENT = ("multi_draft_wor", "match")
+UNFILTERED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass
@@ -212,17 +232,18 @@ class Children:
     Attributes:
         tokens: [B, C] int64, all children of the first node, then those of the second, and so on;
             -1 where Q had no token left to draw.
-        distribution: rows [B, m, V] of the nodes' Q; None where nothing was drawn from them.
+        drawn: the first child of each node, and the rows [B, m, V] of the nodes' Q; None where
+            nothing was drawn from them.
     """
 
     tokens: torch.Tensor
-    distribution: SampledDraft | None
+    drawn: Drawn | None
 
 
 def draw_children(
-    draft: DraftModel,
+    stepper: DraftModel,
+    texts: History,
     logits: torch.Tensor,
-    start: torch.Tensor,
     depth: int,
     widths: NDArray[np.int64],
     numbers: NDArray[np.int64],
@@ -232,23 +253,23 @@ def draw_children(
     """Draw one level of a tree.
 
     Args:
-        draft: samples; its context names the rule.
+        stepper: the draft model; its call names the rule.
+        texts: the committed tokens.
         logits: [B, m, V] of the nodes that get children.
-        start: [B] int64, absolute index of the tokens at depth 1.
         depth: of the children.
         widths: [m] number of children of each node, at least 1.
         numbers: [C] of the children among all nodes of the round, for their noise.
         spec, nodes: the tree, and [C] which of its nodes the children are.
     """
-    rule = draft.context.rule
+    rule = stepper.call.rule
     firsts = np.cumsum(widths) - widths
     if not reads_draft(rule) and rule != "match":
         ranks = np.array(spec.ranks)[nodes]
         tokens = _most_likely(logits, int(ranks.max()) + 1)
         owners = np.repeat(np.arange(len(widths)), widths)
         return Children(_pick(tokens, owners, ranks), None)
-    level = _Level(draft, logits, start, depth, numbers)
-    first_draw = draft.sampler.sample(logits, level.noise_positions(firsts))
+    level = _Level(stepper, texts, logits, depth, numbers)
+    first_draw = level.draw(logits, firsts)
     columns: dict[int, torch.Tensor] = {}
 
     def put(parents: NDArray[np.int64], k: int, tokens: torch.Tensor) -> None:
@@ -276,35 +297,38 @@ def draw_children(
             if rule in WITHOUT_REPLACEMENT:
                 put(parents, k, level.draw_remaining(parents, children))
             else:
-                positions = level.noise_positions(children)
-                put(parents, k, draft.sampler.sample(_rows(logits, parents), positions).tokens)
+                put(parents, k, level.draw(_rows(logits, parents), children).tokens)
     tokens = torch.stack([columns[c] for c in range(len(numbers))], dim=1)
-    return Children(
-        tokens,
-        SampledDraft(logits, first_draw.logsumexp, first_draw.threshold, draft.context.temperature),
-    )
+    return Children(tokens, first_draw)
 
 
 @dataclass
 class _Level:
     """The nodes of one level that get children, and their Q without the tokens drawn so far."""
 
-    draft: DraftModel
+    stepper: DraftModel
+    texts: History
     logits: torch.Tensor
-    start: torch.Tensor
     depth: int
     numbers: NDArray[np.int64]
 
-    def noise_positions(self, children: NDArray[np.int64]) -> torch.Tensor:
-        """[B, c], the positions that these children take their noise from."""
-        return self.draft.context.noise_positions(
-            self.start, self.numbers[children], depth=self.depth
-        )
+    def draw(
+        self,
+        rows: torch.Tensor,
+        children: NDArray[np.int64],
+        sampling: Mapping[str, Any] = NOTHING,
+    ) -> Drawn:
+        """Draw these children, each from its row [B, c, V] and with noise of its own."""
+        return self.stepper.call.draw(
+            self.texts, rows, self.numbers[children], depth=self.depth,
+            sampling={**self.stepper.sampling, **sampling},
+        )  # fmt: skip
 
-    def begin_removal(self, first_draw: Sampled, parents: NDArray[np.int64]) -> None:
+    def begin_removal(self, first_draw: Drawn, parents: NDArray[np.int64]) -> None:
         """Set up the logits from which tokens are removed: those that pass the filters."""
         threshold = first_draw.threshold
-        temperature = self.draft.sampler.sampling["temperature"]
+        stepper = self.stepper
+        temperature = stepper.call.sampling_on(stepper.device)["temperature"]
         if isinstance(temperature, torch.Tensor):
             # At temperature 0 the threshold is the maximum, which would leave a single child. The
             # children of greedy sequences are the most likely tokens instead.
@@ -327,8 +351,7 @@ class _Level:
     ) -> torch.Tensor:
         """[B, c], draw one child of each of these nodes and remove it from their distributions."""
         rows = _rows(self.remaining, np.searchsorted(self.parents, parents))
-        positions = self.noise_positions(children)
-        drawn = self.draft.sampler.sample(rows, positions, filtered=False).tokens
+        drawn = self.draw(rows, children, UNFILTERED).tokens
         self.remove(parents, drawn[..., None])
         return drawn
 

@@ -1,6 +1,7 @@
 """The contract of drafters, and what the loop needs to know of them.
 
-- drafter.py: `Draft`, `Drafter` and `DraftOutcome`. context.py: what the loop tells a drafter.
-  checks.py: checks of what it returns. sampling.py: drafts drawn from rows of logits.
-- registry.py: the drafters that have a name. lease.py: a drafter serves one call at a time.
+- drafter.py: `Drafter`, the `State` that it begins for a call, `Draft` and `Round`. call.py: what a
+  drafter is told of a call, and the one way to draw. context.py: committed tokens and states.
+- checks.py: checks of what a state returns. sampling.py: statistics of drawn drafts.
+- registry.py: the drafters that have a name.
 """

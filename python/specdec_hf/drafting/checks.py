@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, check_integers
-from specdec_hf.drafting.context import DraftContext, History, reads_draft
-from specdec_hf.drafting.drafter import Draft, Drafter
+from specdec_hf.drafting.call import DrafterCall, Drawn
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Draft, Drafter, State
 from specdec_hf.runner.protocol import to_device, vocab_size_of
-from specdec_kernels import SampledDraft
 
 IGNORED = "those drafts count as absent"
 OUTSIDE = f"drafted ids outside the vocabulary; {IGNORED}"
@@ -29,50 +29,51 @@ def describe(drafter: Any) -> str:
     return f"drafter {drafter.name} ({type(drafter).__name__})"
 
 
-def ask(
-    drafter: Drafter, history: History, limits: NDArray[np.int64], context: DraftContext
-) -> Draft | None:
-    """A drafter's proposal of one round, checked; None where it drafts nothing.
-
-    Args:
-        drafter: asked once.
-        history, limits: arguments of `Drafter.propose`.
-        context: the one that the drafter was started with.
-
-    Returns:
-        A draft whose counts are known where it is a chain. A chain of a drafter of trees becomes a
-        tree.
+def begin_state(drafter: Drafter, call: DrafterCall) -> State:
+    """The state of a drafter in a call.
 
     Raises:
-        TypeError: not a draft, or one that holds something of a wrong type.
-        ValueError: tokens of a wrong shape, a tensor on a wrong device, or a distribution that may
-            have been drawn from with noise that other rounds use.
+        TypeError: `Drafter.begin` returned something else.
+        ValueError: a call that the drafter cannot draft for.
     """
-    context.asked_for_noise = False
-    proposed: Any = drafter.propose(history, limits.copy())
+    state = drafter.begin(call)
+    if not isinstance(state, State):
+        raise TypeError(
+            f"{type(drafter).__name__}.begin must return a State, got {type(state).__name__}"
+        )
+    return state
+
+
+def ask(
+    drafter: Drafter, state: State, texts: History, limits: NDArray[np.int64], call: DrafterCall
+) -> Draft | None:
+    """The proposal of a drafter's state in one round, checked; None where it drafts nothing.
+
+    Args:
+        drafter: whose state it is.
+        state: asked once.
+        texts, limits: arguments of `State.propose`.
+        call: the one that the state was begun with.
+
+    Returns:
+        A draft whose counts are known where it is a chain, with its rows on the target's device. A
+        chain of a drafter of trees becomes a tree.
+
+    Raises:
+        TypeError: not a draft, or one that holds something of a wrong type, such as a distribution
+            that was not drawn with `DrafterCall.draw`.
+        ValueError: tokens of a wrong shape, or a tensor on a wrong device.
+    """
+    proposed: Any = state.propose(texts, limits.copy())
     if proposed is None:
         return None
     proposed = proposed if isinstance(proposed, Draft) else Draft(proposed)
     if proposed.parents is not None:
-        draft = _read_tree(drafter, proposed, history, context)
-    elif proposed.num_proposals != 1:
-        draft = _read_proposals(drafter, proposed, history, int(limits.max()), context)
-    else:
-        draft = read_chain(drafter, proposed, history, int(limits.max()), context)
-        if draft is not None and drafter.size:
-            draft = _as_tree(draft, limits)
-    if draft is not None and draft.distribution is not None:
-        _check_noise(drafter, context)
-    return draft
-
-
-def _check_noise(drafter: Drafter, context: DraftContext) -> None:
-    if reads_draft(context.rule) and not context.asked_for_noise:
-        raise ValueError(
-            f"{type(drafter).__name__}.propose must draw at positions from "
-            f"context.noise_positions(history.lengths, i) under rule {context.rule!r}, but did not "
-            "ask for them"
-        )
+        return _read_tree(drafter, proposed, texts, call)
+    if proposed.num_proposals != 1:
+        return _read_proposals(drafter, proposed, texts, int(limits.max()), call)
+    draft = read_chain(drafter, proposed, texts, int(limits.max()), call)
+    return _as_tree(draft, limits) if draft is not None and drafter.size else draft
 
 
 def check_vocab_size(name: str, vocab_size: int, config: Any) -> None:
@@ -84,18 +85,8 @@ def check_vocab_size(name: str, vocab_size: int, config: Any) -> None:
         )
 
 
-def check_temperature(drafter: Any, distribution: SampledDraft, expected: Any, owner: str) -> None:
-    """Raises ValueError for a distribution that cannot be joined with others of a temperature."""
-    given = distribution.temperature
-    if given is not expected and (isinstance(given, torch.Tensor) or given != expected):
-        raise ValueError(
-            f"{type(drafter).__name__}.propose must return a distribution of context.temperature "
-            f"with {owner}, got {given!r}"
-        )
-
-
 def read_chain(
-    drafter: Drafter, draft: Draft, history: History, gamma: int, context: DraftContext
+    drafter: Drafter, draft: Draft, texts: History, gamma: int, call: DrafterCall
 ) -> Draft | None:
     """Check a drafted chain, so that the loop meets valid counts only; None for no drafts.
 
@@ -103,16 +94,16 @@ def read_chain(
         drafter: named in messages and notes.
         draft: its tokens are a tensor or array [B, up to gamma], or a list of one list for each
             sequence; lists may differ in length.
-        history: that it was given.
+        texts: that it was given.
         gamma: the largest of the limits that it was given.
-        context: names the target, and takes remarks for the statistics.
+        call: names the target, and takes remarks for the statistics.
 
     Raises:
         TypeError: something of a wrong type.
         ValueError: tokens of a wrong shape, or a tensor on a wrong device.
     """
-    model, note = context.model, context.note
-    name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
+    model, note = call.model, call.note
+    name, batch_size = f"{type(drafter).__name__}.propose", len(texts.lengths)
     tokens = _read_tokens(name, draft.tokens, batch_size, gamma)
     size = tokens.shape[1]
     counts = np.full(batch_size, size)
@@ -124,50 +115,50 @@ def read_chain(
         counts = given.clip(0, size)
         if (counts != given).any():
             note(f"{describe(drafter)} gave counts outside [0, gamma], which are clipped")
-    if not _check_distribution(name, draft.distribution, batch_size, size, model.device):
+    drawn, fits = _read_drawn(name, draft.drawn, batch_size, size, model.device)
+    if not fits:
         note(f"{describe(drafter)} gave a distribution that is not [B, gamma, V]; {IGNORED}")
         return None
     if tokens.device.type == "cpu":
         # On a device the verification finds these ends, and reports them in its status.
         ids, drafted = tokens.numpy(), np.arange(size) < counts[:, None]
         outside = (ids < -1) | (ids >= vocab_size_of(model))
-        if (outside & drafted)[history.active].any():
+        if (outside & drafted)[texts.active].any():
             note(f"{describe(drafter)} {OUTSIDE}")
         ended = ((ids == -1) | outside).cumsum(axis=1) > 0
         counts = np.minimum(counts, (~ended).sum(axis=1))
     confidence = _read_confidence(name, draft.confidence, (batch_size, size))
-    _check_carried(name, draft.carried, batch_size, context)
+    _check_carried(name, draft.carried, batch_size, call)
     for field in ("draft_rows", "scores"):
         if getattr(draft, field) is not None:
             raise ValueError(f"{name} must return {field} with parents only, got a chain with it")
     if not counts.any():
         return None
     return Draft(
-        tokens, distribution=draft.distribution, counts=counts, confidence=confidence,
-        carried=draft.carried,
+        tokens, drawn=drawn, counts=counts, confidence=confidence, carried=draft.carried
     )  # fmt: skip
 
 
 def _read_proposals(
-    drafter: Drafter, draft: Draft, history: History, gamma: int, context: DraftContext
+    drafter: Drafter, draft: Draft, texts: History, gamma: int, call: DrafterCall
 ) -> Draft | None:
     """Check K chains of each sequence, without a distribution."""
-    name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
+    name, batch_size = f"{type(drafter).__name__}.propose", len(texts.lengths)
     count = check_integer(f"num_proposals of {name}", draft.num_proposals, 1)
-    _check_tensor(name, "tokens", draft.tokens, context)
+    _check_tensor(name, "tokens", draft.tokens, call)
     shape = list(draft.tokens.shape)
     if (
-        count > context.num_proposals
+        count > call.num_proposals
         or len(shape) != 2
         or shape[0] != batch_size
         or shape[1] % count
         or shape[1] > count * gamma
     ):
         raise ValueError(
-            f"{name} must return up to {context.num_proposals} proposals of up to {gamma} tokens "
+            f"{name} must return up to {call.num_proposals} proposals of up to {gamma} tokens "
             f"for each of {batch_size} sequences, got tokens {shape} with num_proposals={count}"
         )
-    if draft.distribution is not None:
+    if draft.drawn is not None:
         raise ValueError(f"{name} must return several proposals without a distribution, got one")
     if shape[1] == 0:
         return None
@@ -194,16 +185,14 @@ def cut_chains(draft: Draft, counts: NDArray[np.int64] | None = None) -> torch.T
     return tokens.masked_fill(torch.arange(size, device=tokens.device) >= bounds[:, None], -1)
 
 
-def _read_tree(
-    drafter: Drafter, draft: Draft, history: History, context: DraftContext
-) -> Draft | None:
+def _read_tree(drafter: Drafter, draft: Draft, texts: History, call: DrafterCall) -> Draft | None:
     """Check a drafted tree; None for no drafts. The op finds ids and parents out of range."""
-    name, batch_size = f"{type(drafter).__name__}.propose", len(history.lengths)
+    name, batch_size = f"{type(drafter).__name__}.propose", len(texts.lengths)
     if not drafter.size:
         raise ValueError(
             f"{name} must return a chain, without parents: a drafter of trees sets size and depth"
         )
-    _check_tensor(name, "tokens", draft.tokens, context)
+    _check_tensor(name, "tokens", draft.tokens, call)
     if draft.tokens.ndim != 2 or len(draft.tokens) != batch_size:
         got = list(draft.tokens.shape)
         raise ValueError(f"{name} must return tokens [{batch_size}, N], got {got}")
@@ -214,17 +203,18 @@ def _read_tree(
         value = getattr(draft, field)
         if value is None:
             continue
-        _check_tensor(name, field, value, context, integers=field != "scores")
+        _check_tensor(name, field, value, call, integers=field != "scores")
         if value.shape != shape:
             raise ValueError(f"{name} must return {field} {list(shape)}, got {list(value.shape)}")
-    _check_carried(name, draft.carried, batch_size, context)
+    _check_carried(name, draft.carried, batch_size, call)
     depth = min(size, drafter.depth)
     if draft.depth is not None:
         depth = min(size, check_integer(f"depth of {name}", draft.depth, 0))
     rows = size if draft.draft_rows is None else None
-    device = context.model.device
-    if not _check_distribution(name, draft.distribution, batch_size, rows, device):
-        context.note(f"{describe(drafter)} gave a distribution that is not [B, M, V]; {IGNORED}")
+    device = call.model.device
+    drawn, fits = _read_drawn(name, draft.drawn, batch_size, rows, device)
+    if not fits:
+        call.note(f"{describe(drafter)} gave a distribution that is not [B, M, V]; {IGNORED}")
         return None
     if size == 0:
         return None
@@ -234,21 +224,22 @@ def _read_tree(
         draft,
         tokens=draft.tokens.to(torch.int64),
         parents=parents.to(torch.int64),
+        drawn=drawn,
         depth=depth,
         draft_rows=None if draft_rows is None else draft_rows.to(device, torch.int32),
     )
 
 
-def _check_carried(name: str, carried: Any, batch_size: int, context: DraftContext) -> None:
+def _check_carried(name: str, carried: Any, batch_size: int, call: DrafterCall) -> None:
     if carried is None:
         return
-    _check_tensor(name, "carried", carried, context)
+    _check_tensor(name, "carried", carried, call)
     if carried.ndim != 2 or len(carried) != batch_size:
         raise ValueError(f"{name} must return carried [{batch_size}, E], got {list(carried.shape)}")
 
 
 def _check_tensor(
-    name: str, field: str, value: Any, context: DraftContext, *, integers: bool = True
+    name: str, field: str, value: Any, call: DrafterCall, *, integers: bool = True
 ) -> None:
     """Raises unless it is a tensor of integers, or floats, on the host or the target's device."""
     kind = "integers" if integers else "floats"
@@ -256,10 +247,10 @@ def _check_tensor(
     if not fits or (not integers and not value.is_floating_point()):
         got = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
         raise TypeError(f"{name} must return {field} as a tensor of {kind}, got {got}")
-    if value.device.type != "cpu" and value.device != context.model.device:
+    if value.device.type != "cpu" and value.device != call.model.device:
         raise ValueError(
             f"{name} must return {field} on the host or on the target's device "
-            f"{context.model.device}, got {value.device}"
+            f"{call.model.device}, got {value.device}"
         )
 
 
@@ -329,34 +320,26 @@ def _read_confidence(
     return np.nan_to_num(confidence.astype(np.float32), nan=0.0).clip(0, 1)
 
 
-def _check_distribution(
-    name: str, distribution: Any, batch_size: int, rows: int | None, device: torch.device
-) -> bool:
-    """Whether the draft distribution has so many rows for each sequence, any number for None."""
-    if distribution is None:
-        return True
-    if not isinstance(distribution, SampledDraft):
+def _read_drawn(
+    name: str, drawn: Any, batch_size: int, rows: int | None, device: torch.device
+) -> tuple[Drawn | None, bool]:
+    """The draft's rows on the target's device, and whether they have the draft's shape.
+
+    Args:
+        name: of what returned them.
+        drawn: `Draft.drawn`.
+        batch_size: number of sequences B.
+        rows: how many each sequence must have; None for any number.
+        device: the target's.
+    """
+    if drawn is None:
+        return None, True
+    if not isinstance(drawn, Drawn):
         raise TypeError(
-            f"{name} must return a distribution that is None or a SampledDraft, "
-            f"got {type(distribution).__name__}"
+            f"{name} must return drawn as None or what call.draw returned, "
+            f"got {type(drawn).__name__}"
         )
-    fits = True
-    for field in ("logits", "logsumexp", "threshold"):
-        value = getattr(distribution, field)
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            got = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
-            raise TypeError(f"{name} must return distribution.{field} as floats, got {got}")
-        if field == "logits" and value.dtype == torch.float64:
-            raise TypeError(
-                f"{name} must return distribution.logits of at most 32 bits, got float64"
-            )
-        if value.device != device:
-            raise ValueError(
-                f"{name} must return distribution.{field} on the target's device {device}, "
-                f"got {value.device}"
-            )
-        if rows is None:
-            rows = value.shape[1] if value.ndim > 1 else 0
-        fits = fits and value.shape[:2] == (batch_size, rows)
-        fits = fits and value.ndim == (3 if field == "logits" else 2)
-    return fits
+    shape = drawn.logits.shape
+    fits = len(shape) == 3 and len(shape[:1]) and shape[0] == batch_size
+    fits = fits and (rows is None or shape[1] == rows)
+    return Drawn.join([drawn], device), bool(fits)

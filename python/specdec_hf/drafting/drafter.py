@@ -2,6 +2,8 @@
 
 Terms:
 
+- drafter: the configuration of what drafts. It never changes, so that any number of calls may use
+  it at once. What it knows of one call is its state.
 - draft: tokens that may follow the text of each sequence. In a chain each follows the one before.
   A tree has several continuations of one prefix; its nodes are the drafted tokens, and its root is
   the last committed token, which is no node.
@@ -12,7 +14,6 @@ Terms:
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +23,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafting.context import Candidates, DraftContext, History
+from specdec_hf.drafting.call import DrafterCall, Drawn
+from specdec_hf.drafting.context import Candidates, History
 from specdec_hf.drafting.registry import DRAFTERS
 from specdec_hf.rules import LOSSY_RULES
-from specdec_kernels import LOSSLESS_RULES, SampledDraft
+from specdec_kernels import LOSSLESS_RULES
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,8 +48,8 @@ class Draft:
             a tree it is an absent node.
         parents: [B, N] int32 or int64 there: the number of each node's parent, which is smaller
             than its own, and -1 for children of the root. None for a chain.
-        distribution: the logits that `sample` drew the tokens from and the statistics it returned,
-            rows [B, M, V]; None for deterministic drafts.
+        drawn: the rows [B, M, V] that the tokens were drawn from with `DrafterCall.draw`, on any
+            device; None for deterministic drafts.
         draft_rows: of a tree, [B, N] int32, which of these rows each token was drawn from; None
             where there is a row for each token.
         counts: [B] integers on the host, the tokens of each chain; None means those before the
@@ -57,17 +59,17 @@ class Draft:
             from the committed text, since a schedule may drop the token because of it. Where there
             is a distribution, schedules read that instead.
         num_proposals: K, where ``tokens`` holds K chains of N / K tokens for each sequence, the
-            best first; at most `DraftContext.num_proposals`.
+            best first; at most `DrafterCall.num_proposals`.
         depth: of a tree, how many levels count; None means `Drafter.depth`.
         scores: of a tree, [B, N] float32, the logarithm of the probability that the draft gives to
             the path down to each node, or None. A tree of several drafters chooses nodes by it.
         carried: [B, E] int64 on the host or the target's device. The loop reads it along with the
-            verdict and gives it back in `DraftOutcome`.
+            verdict and gives it back in `Round`.
     """
 
     tokens: Any
     parents: torch.Tensor | None = None
-    distribution: SampledDraft | None = None
+    drawn: Drawn | None = None
     draft_rows: torch.Tensor | None = None
     counts: NDArray[np.int64] | None = None
     confidence: NDArray[np.float32] | None = None
@@ -75,36 +77,6 @@ class Draft:
     depth: int | None = None
     scores: torch.Tensor | None = None
     carried: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class DraftOutcome:
-    """The part of a draft that was committed, on the host.
-
-    Attributes:
-        lengths: [B], tokens that each sequence had when it drafted.
-        accepted: [B], how many drafted tokens of each were committed.
-        path: [B, D] int64, the numbers of these tokens in the draft, in order, then -1. Of a chain
-            they are 0, 1, and so on.
-        tokens: [B, D] int64, the tokens themselves, then -1.
-        carried: [B, E] int64, as in the draft; E is 0 in a round without one.
-    """
-
-    lengths: NDArray[np.int64]
-    accepted: NDArray[np.int64]
-    path: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    carried: NDArray[np.int64]
-
-    @classmethod
-    def of_chain(
-        cls, lengths: NDArray[np.int64], accepted: NDArray[np.int64], tokens: NDArray[np.int64]
-    ) -> DraftOutcome:
-        """The outcome of a chain, whose first ``accepted[b]`` tokens [B, D] were committed."""
-        columns = np.arange(tokens.shape[1])
-        kept = columns < accepted[:, None]
-        path = np.where(kept, columns, -1)
-        return cls(lengths, accepted, path, np.where(kept, tokens, -1), path[:, :0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,105 +96,115 @@ class Rejections:
     logits: torch.Tensor
 
 
-class Drafter(ABC):
-    """Base class of drafters. Override `propose`; the other methods do nothing.
-
-    A drafter serves one `generate` call at a time, and `start` begins the next one. A class with
-    ``entry="name"`` in its head takes its name and capabilities from the registry.
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What became of a draft, on the host, and what `Needs` asked for.
 
     Attributes:
-        name: in the statistics.
-        rules: lossless acceptance rules that can verify its drafts, the best first, which is rule
-            "auto" of sampled calls. A drafter of trees has rules of `verify_tree`, by default
-            target_only, match and greedy. The lossy rules follow from them; see `lossy_rules_of`.
-        size, depth: for a drafter of trees, no tree has more nodes, or deeper ones; 0 for chains.
-        draws: whether every draft comes with the distribution that it was drawn from.
-        reports_confidence: whether every draft comes with `Draft.confidence`.
-        several: whether it gives as many proposals as `DraftContext.num_proposals` asks for.
-        rolls_back: whether the history may end with drafts, as in a cascade. `commit` is then
-            called with the lengths before those drafts and how many of them were kept, and later
-            histories hold other tokens in the place of the rest.
-        makes_forward: whether it makes forwards of the target itself, over the target's cache, as
-            one that overrides `forward` does.
-        candidates: how many of the target's most likely next tokens `observe` is given; with 0 it
-            is not called.
-        reads_rejections: whether `learn_rejections` is called.
-        relative_cost: about how many forwards of the target a draft step takes, for the benefit
-            guard before it has measured one; set in `start`.
-        drafts_at_once: whether ``relative_cost`` is the cost of a whole draft.
-        reads_prompt: whether a drafter with a ``relative_cost`` reads the prompt before its first
-            draft, as a draft model does.
+        lengths: [B], tokens that each sequence had when it drafted.
+        active: [B] bool, the sequences that had not ended then.
+        accepted: [B], how many drafted tokens of each were committed.
+        path: [B, D] int64, the numbers of these tokens in the draft, in order, then -1. Of a chain
+            they are 0, 1, and so on.
+        tokens: [B, D] int64, the tokens themselves, then -1.
+        carried: [B, E] int64, as in the draft; E is 0 in a round without one.
+        candidates: with `Needs.candidates`, the next tokens after each token that was fed.
+        rejections: with `Needs.rejections`, where there is at least one.
+    """
+
+    lengths: NDArray[np.int64]
+    active: NDArray[np.bool_]
+    accepted: NDArray[np.int64]
+    path: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    carried: NDArray[np.int64]
+    candidates: Candidates | None = None
+    rejections: Rejections | None = None
+
+    @classmethod
+    def of_chain(
+        cls,
+        lengths: NDArray[np.int64],
+        active: NDArray[np.bool_],
+        accepted: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+    ) -> Round:
+        """The round of a chain, whose first ``accepted[b]`` tokens [B, D] were committed."""
+        columns = np.arange(tokens.shape[1])
+        kept = columns < accepted[:, None]
+        path = np.where(kept, columns, -1)
+        return cls(lengths, active, accepted, path, np.where(kept, tokens, -1), path[:, :0])
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the loop must do for a drafter; it does nothing of it for others.
+
+    A head says in `Drafter.begin` which hidden states it reads; see `DrafterCall.keep_states`.
+
+    Attributes:
+        candidates: how many of the target's most likely next tokens `Round.candidates` holds after
+            each token that was fed; 0 for none.
+        rejections: whether `Round.rejections` tells the target's logits where a draft was rejected.
+            A state may not draft otherwise in the rest of the call because of them, unless what it
+            drafts comes with the distribution that it was drawn from.
+        target_forward: whether its states make forwards of the target over the target's cache, and
+            `State.forward` is asked before the loop makes one.
+    """
+
+    candidates: int = 0
+    rejections: bool = False
+    target_forward: bool = False
+
+
+@dataclass(frozen=True)
+class Cost:
+    """About what drafting costs, for the benefit guard before it has measured anything.
+
+    Attributes:
+        relative: how many forwards of the target a draft step takes.
+        at_once: whether that is the cost of a whole draft.
+        reads_prompt: whether a costly drafter reads the prompt before its first draft, as a draft
+            model does.
+    """
+
+    relative: float = 0.0
+    at_once: bool = False
+    reads_prompt: bool = True
+
+    @classmethod
+    def sum(cls, costs: Sequence[Cost]) -> Cost:
+        """That of drafters which a round asks together."""
+        costly = [cost for cost in costs if cost.relative > 0]
+        return cls(
+            sum(cost.relative for cost in costly),
+            all(cost.at_once for cost in costly or costs),
+            any(cost.reads_prompt for cost in costly),
+        )
+
+
+class State(ABC):
+    """What a drafter knows of one call. Override `propose`; the other methods do nothing.
+
+    Attributes:
+        cost: of drafting.
         expected_benefit: tokens a second over those of plain decoding that the benefit guard goes
             by in the first call, or None: drafts then wait until a text has earned what they may
             lose.
-        joins: whether `fresh` and `adopt` serve it once it was started, so that sequences may join
-            a batch that is under way, with texts longer than `DraftContext.max_length` said when it
-            was started. Subclasses do not inherit it, because they may keep more.
     """
 
-    name = "custom"
-    rules: tuple[str, ...] = LOSSLESS_RULES
-    size = 0
-    depth = 0
-    draws = False
-    reports_confidence = False
-    several = False
-    rolls_back = False
-    makes_forward = False
-    candidates = 0
-    reads_rejections = False
-    relative_cost = 0.0
-    drafts_at_once = False
-    reads_prompt = True
+    cost = Cost()
     expected_benefit: float | None = None
-    joins = False
-
-    def __init_subclass__(cls, *, entry: str | None = None, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.joins = vars(cls).get("joins", False)
-        if entry is not None:
-            cls.name = entry
-            for attribute, value in DRAFTERS[entry].capabilities().items():
-                if vars(cls).get(attribute, value) != value:
-                    raise TypeError(f"{cls.__name__}.{attribute} must be {value}, as in its entry")
-                setattr(cls, attribute, value)
-        if "forward" in vars(cls):
-            cls.makes_forward = True
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """The drafter that ``NAME:text`` asks for; ``text`` is empty without a colon."""
-        return cls()
-
-    def check_config(self, config: Any) -> None:  # noqa: B027  # need not be overridden
-        """Raise ValueError if this drafter cannot draft for a model of this configuration."""
-
-    def check_tokenizer(self, tokenizer: Any) -> None:  # noqa: B027  # need not be overridden
-        """Raise ValueError if this drafter was made with another tokenizer than the target's.
-
-        The command line calls both before it reads weights. `generate` calls this one before
-        `start` where it was given a ``tokenizer``.
-        """
-
-    def start(self, context: DraftContext) -> None:  # noqa: B027  # need not be overridden
-        """Begin a new call."""
-
-    def add_up_costs(self, drafters: Sequence[Drafter]) -> None:
-        """Take as its own the costs of drafters that a round asks together."""
-        costly = [drafter for drafter in drafters if drafter.relative_cost > 0]
-        self.relative_cost = sum(drafter.relative_cost for drafter in costly)
-        self.drafts_at_once = all(drafter.drafts_at_once for drafter in costly or drafters)
-        self.reads_prompt = any(drafter.reads_prompt for drafter in costly)
 
     @abstractmethod
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Any:
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Any:
         """Draft for every sequence: up to ``limits[b]`` tokens, or a tree no deeper than that.
 
         It should not read from the device, because the host then waits; the loop itself reads once
         a round.
 
         Args:
-            history: the committed tokens.
+            texts: the committed tokens.
             limits: [B], 0 for sequences that have ended; at least one is above 0.
 
         Returns:
@@ -234,7 +216,9 @@ class Drafter(ABC):
     def forward(
         self, tokens: torch.Tensor, starts: NDArray[np.int64], keep: int
     ) -> torch.Tensor | None:
-        """The target's forward of a round of chains, for a drafter that has computed a part of it.
+        """The target's forward of a round of chains, where the drafter has computed a part of it.
+
+        It is called with `Needs.target_forward` alone.
 
         Args:
             tokens: [B, n] int64 on the target's device, the tokens that the cache lacks and the
@@ -247,42 +231,29 @@ class Drafter(ABC):
         """
         return None
 
-    def observe(self, history: History, candidates: Candidates) -> None:  # noqa: B027  # need not be overridden
-        """Learn the target's most likely next tokens of a round; called before `commit`.
+    def commit(self, texts: History, done: Round) -> None:  # noqa: B027  # need not be overridden
+        """Learn the outcome of a round, also of one without drafts.
 
         Args:
-            history: the committed tokens when the round drafted.
-            candidates: the next tokens after each token that was fed.
+            texts: the committed tokens after it; in a cascade, those of the level above.
+            done: the round.
         """
 
-    def learn_rejections(self, rejections: Rejections) -> None:  # noqa: B027  # need not be overridden
-        """Learn the target's logits where drafts of a round were rejected; called before `commit`.
-
-        A drafter may not draft otherwise in the rest of the call because of them, unless what it
-        drafts comes with the distribution that it was drawn from.
+    def end(self, texts: History) -> None:  # noqa: B027  # need not be overridden
+        """Learn the texts of a call in which all sequences have ended.
 
         Args:
-            rejections: at least one.
+            texts: all committed tokens.
         """
 
-    def commit(self, outcome: DraftOutcome) -> None:  # noqa: B027  # need not be overridden
-        """Learn the outcome of a round, also of one without drafts."""
-
-    def fresh(self) -> Self:
-        """A drafter of the same settings for another call; the copy by default.
-
-        The two must share nothing that `start` leaves as it is and a round changes.
-        """
-        return copy.copy(self)
-
-    def read(self, history: History, size: int) -> int:
+    def read(self, texts: History, size: int) -> int:
         """Read the next tokens of a sequence that is about to join a batch, as `propose` would.
 
         The batch need not read them then, together with padding of its other sequences. It has
         rounds between two calls.
 
         Args:
-            history: the committed tokens of one sequence after its first round.
+            texts: the committed tokens of one sequence after its first round.
             size: how many tokens to read at most; 0 where the time of this round is spent.
 
         Returns:
@@ -290,24 +261,127 @@ class Drafter(ABC):
         """
         return 0
 
-    def adopt(self, b: int, other: Self, index: int) -> None:  # noqa: B027  # need not be overridden
-        """Go on with sequence ``index`` of another drafter's call as sequence ``b`` of this one.
+    @property
+    def joins(self) -> bool:
+        """Whether sequences may join a batch that is under way.
 
-        What this drafter kept of its sequence ``b`` before, which has ended, is forgotten. By
-        default nothing is kept of a sequence.
+        So it is where the class itself defines `take`. Subclasses do not inherit it, because they
+        may keep more. Texts are then longer than `DrafterCall.max_length` says.
+        """
+        return "take" in vars(type(self))
+
+    def take(self, b: int, other: Self, index: int) -> None:
+        """Go on with sequence ``index`` of another call as sequence ``b`` of this one.
+
+        What was kept of sequence ``b`` before, which has ended, is forgotten. The calls themselves
+        are told by the loop; see `DrafterCall.take`.
 
         Args:
             b: which sequence it becomes.
-            other: a drafter of the same settings, between two rounds.
+            other: a state of a drafter of the same settings, between two rounds.
             index: which sequence of it.
         """
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} has a state that no other call can go on with")
 
-    def finish(self, history: History) -> None:  # noqa: B027  # need not be overridden
-        """Learn the texts of a call in which all sequences have ended.
+
+class Drafter(ABC):
+    """Base class of drafters. Override `begin`, which makes what a drafter knows of one call.
+
+    A drafter never changes after it was made, and serves any number of calls at once. One that
+    keeps nothing of a call derives from `StatelessDrafter`. A class with ``entry="name"`` in its
+    head takes its name and capabilities from the registry.
+
+    Attributes:
+        name: in the statistics.
+        rules: lossless acceptance rules that can verify its drafts, the best first, which is rule
+            "auto" of sampled calls. A drafter of trees has rules of `verify_tree`, by default
+            target_only, match and greedy. The lossy rules follow from them; see `lossy_rules_of`.
+        size, depth: for a drafter of trees, no tree has more nodes, or deeper ones; 0 for chains.
+        draws: whether every draft comes with the distribution that it was drawn from.
+        reports_confidence: whether every draft comes with `Draft.confidence`.
+        several: whether it gives as many proposals as `DrafterCall.num_proposals` asks for.
+        rolls_back: whether the texts may end with drafts, as in a cascade. `State.commit` is then
+            called with the lengths before those drafts and how many of them were kept, and later
+            texts hold other tokens in the place of the rest.
+        needs: what the loop must do for it.
+        is_model: whether a draft model draws its tokens, with which trees of a fixed shape can be
+            drafted.
+        leads_cascade: whether another drafter can draft for it in a `VerticalCascade`, as for a
+            draft model.
+    """
+
+    name = "custom"
+    rules: tuple[str, ...] = LOSSLESS_RULES
+    size = 0
+    depth = 0
+    draws = False
+    reports_confidence = False
+    several = False
+    rolls_back = False
+    needs = Needs()
+    is_model = False
+    leads_cascade = False
+
+    def __init_subclass__(cls, *, entry: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if entry is None:
+            return
+        cls.name = entry
+        for attribute, value in DRAFTERS[entry].capabilities().items():
+            if vars(cls).get(attribute, value) != value:
+                raise TypeError(f"{cls.__name__}.{attribute} must be {value}, as in its entry")
+            setattr(cls, attribute, value)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The drafter that ``NAME:text`` asks for; ``text`` is empty without a colon."""
+        return cls()
+
+    def check_config(self, config: Any) -> None:  # noqa: B027  # need not be overridden
+        """Raise ValueError if this drafter cannot draft for a model of this configuration."""
+
+    def check_tokenizer(self, tokenizer: Any) -> list[str]:
+        """Compare the tokenizer that this drafter was made with, if any, with the target's.
+
+        The command line calls both before it reads weights, and `generate` this one before `begin`.
 
         Args:
-            history: all committed tokens.
+            tokenizer: the target's; None where the caller gave none.
+
+        Returns:
+            Notes on what could not be compared.
+
+        Raises:
+            ValueError: another tokenizer.
         """
+        return []
+
+    def for_target(self, model: Any) -> Drafter:
+        """The drafter that drafts for a target: this one, unless it is made of the target itself.
+
+        Raises:
+            ValueError: it cannot be made.
+        """
+        return self
+
+    @abstractmethod
+    def begin(self, call: DrafterCall) -> State:
+        """What it knows of a call that begins.
+
+        What outlives a call, such as kept texts, is an object that the drafter was made with. A
+        state reads it here, and writes to it in `State.end`.
+
+        Raises:
+            ValueError: a call that it cannot draft for, by name.
+        """
+
+
+class StatelessDrafter(Drafter, State):
+    """Base class of drafters that keep nothing of a call, and so are their own states."""
+
+    def begin(self, call: DrafterCall) -> State:
+        return self
 
 
 def drafts_trees(drafter: Drafter | None) -> bool:

@@ -39,14 +39,12 @@ class Entry:
             where the drafter alone does.
         options: names of what may follow it, as in ``layers:4,temperature=0.5``.
         own_tree: whether it drafts trees of its own.
-        is_model: whether it is a draft model, which trees of a fixed shape can be drafted with.
         marks: by which config.json shows that a folder holds such a head: an architecture, a kind
             of the library speculators, or a field.
         serves_all: whether it drafts for any target, so that `bench` measures it without being
             asked to.
-        leads_cascade: whether another drafter can draft for it in a `VerticalCascade`, as for a
-            draft model.
-        draws, reports_confidence, several, makes_forward: as in `Drafter`.
+        draws, reports_confidence, several, is_model, leads_cascade: as in `Drafter`.
+        makes_forward: `Needs.target_forward`.
     """
 
     place: str
@@ -72,7 +70,7 @@ class Entry:
 
     def capabilities(self) -> dict[str, bool]:
         """Attributes of the class."""
-        names = ("draws", "reports_confidence", "several", "makes_forward")
+        names = ("draws", "reports_confidence", "several", "is_model", "leads_cascade")
         return {name: getattr(self, name) for name in names}
 
 

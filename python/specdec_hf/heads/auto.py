@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from specdec_hf.drafters.copying import PromptLookupDrafter, SuffixAutomatonDrafter
 from specdec_hf.drafters.merge import TrieDrafter
-from specdec_hf.drafting.context import DraftContext, History
-from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.drafter import Drafter, State
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
@@ -19,9 +16,6 @@ from specdec_hf.heads.shipped import FoundHead, find_head, is_shipped
 from specdec_hf.model_paths import state_of_files
 from specdec_hf.runner.fit import record_of
 from specdec_hf.trees import EagleTree, TrieTree
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 CHAINS, DEPTH, NODES = 4, 6, 31
 # Below these a node, or a level of the head's tree, is expected to cost more time than it saves: an
@@ -45,9 +39,6 @@ class AutoDrafter(Drafter, entry="auto"):
     Args:
         head: whether the target's head drafts.
 
-    Attributes:
-        chosen: names of what was merged in the last call.
-
     Raises:
         ValueError: when a call starts, a head there that cannot be read or does not fit.
     """
@@ -55,44 +46,22 @@ class AutoDrafter(Drafter, entry="auto"):
     size, depth = NODES, DEPTH
 
     def __init__(self, *, head: bool = True) -> None:
-        self.chosen = ""
         self._takes_head = head
         self._copying = [PromptLookupDrafter(), SuffixAutomatonDrafter()]
 
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        return cls()
-
-    def start(self, context: DraftContext) -> None:
-        """Choose by the target, and begin a new call."""
+    def begin(self, call: DrafterCall) -> State:
+        """Choose by the target, and begin a call with what was chosen."""
         drafters: list[Drafter] = [*self._copying]
-        head, found = self._find(context.model)
+        head, found = self._find(call.model)
         if found.note is not None:
-            context.note(found.note)
+            call.note(found.note)
         if head is not None:
             drafters.insert(0, Eagle3Drafter(head, HEAD_TREE))
-        self._merged = TrieDrafter(drafters, TREE)
-        self._merged.start(context)
-        self.chosen, self.joins = self._merged.name, self._merged.joins
-        self.add_up_costs([self._merged])
+        state = TrieDrafter(drafters, TREE).begin(call)
         shipped = found.folder is not None and is_shipped(found.folder)
-        alone = context.batch_size == 1
-        self.expected_benefit = BENEFIT_OF_HEAD if shipped and alone else None
-
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        return self._merged.propose(history, limits)
-
-    def commit(self, outcome: DraftOutcome) -> None:
-        self._merged.commit(outcome)
-
-    def fresh(self) -> Self:
-        return type(self)(head=self._takes_head)
-
-    def read(self, history: History, size: int) -> int:
-        return self._merged.read(history, size)
-
-    def adopt(self, b: int, other: Self, index: int) -> None:
-        self._merged.adopt(b, other._merged, index)
+        if shipped and call.batch_size == 1:
+            state.expected_benefit = BENEFIT_OF_HEAD
+        return state
 
     def has_head(self, model: Any) -> bool:
         """Whether a head drafts for a target, beside which it is placed.

@@ -13,17 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Draft
 from specdec_hf.heads.files import WEIGHTS, checked_size, read_config, read_weights
 from specdec_hf.heads.parallel import (
     ParallelConfig,
-    ParallelDrafter,
     ParallelHeads,
+    ParallelState,
     begin_vocabulary,
     read_parallel_config,
     write_parallel,
 )
+from specdec_hf.heads.placed import HeadDrafter
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 
 
@@ -72,7 +74,7 @@ def load_blockwise(folder: str | Path) -> BlockwiseHeads:
     return head.eval()
 
 
-class BlockwiseDrafter(ParallelDrafter[BlockwiseHeads], entry="blockwise"):
+class BlockwiseDrafter(HeadDrafter[BlockwiseHeads], entry="blockwise"):
     """Trained heads, each of which drafts its most likely token.
 
     Its arguments and errors are those of `HeadDrafter`.
@@ -82,11 +84,16 @@ class BlockwiseDrafter(ParallelDrafter[BlockwiseHeads], entry="blockwise"):
 
     kind, load = BlockwiseHeads, staticmethod(load_blockwise)
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        counts = self._draft.room(history, limits)
+    def state_with(self, head: BlockwiseHeads, call: DrafterCall) -> ParallelState:
+        return _BlockwiseState(head, call)
+
+
+class _BlockwiseState(ParallelState):
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        counts = self.room(texts, limits)
         gamma = int(counts.max())
         if gamma < 1:
             return None
-        states = self._draft.states()
-        tokens = torch.cat([self._draft.top(states, k, 1) for k in range(gamma)], dim=1)
+        states = self.states()
+        tokens = torch.cat([self.top(states, k, 1) for k in range(gamma)], dim=1)
         return Draft(tokens, counts=counts)

@@ -22,7 +22,7 @@ from torch import nn
 
 from specdec_hf.drafting.context import History
 from specdec_hf.heads.blocks.config import BlockConfig, sizes_from
-from specdec_hf.heads.blocks.draft import BlockDraft, BlockDrafter
+from specdec_hf.heads.blocks.draft import BlockDrafter, BlockStepper
 from specdec_hf.heads.blocks.files import read_block, write_block
 from specdec_hf.heads.blocks.head import BlockHead
 from specdec_hf.heads.files import checked_flag, checked_size
@@ -126,12 +126,10 @@ def load_dflash(folder: str | Path) -> DFlashHead:
     return read_block(folder, DFlashConfig.from_dict, DFlashHead, target_owns)
 
 
-class DFlashDraft(BlockDraft[DFlashHead]):
+class DFlashStepper(BlockStepper[DFlashHead]):
     """A DFlash head that drafts in one call."""
 
-    def run(
-        self, history: History, states: torch.Tensor, counts: NDArray[np.int64]
-    ) -> torch.Tensor:
+    def run(self, texts: History, states: torch.Tensor, counts: NDArray[np.int64]) -> torch.Tensor:
         head, config, size = self.head, self.head.config, states.shape[1]
         block = config.block_size
         starts, anchors = (to_device(x, self.device) for x in (self.lengths, self.lengths + counts))
@@ -143,7 +141,7 @@ class DFlashDraft(BlockDraft[DFlashHead]):
         kv_append_([x for two in buffers for x in two], [x for two in made for x in two], starts)
 
         tokens = torch.full((len(anchors), block), config.mask_token_id, device=self.device)
-        tokens[:, 0] = to_device(history.last(1)[:, 0], self.device)
+        tokens[:, 0] = to_device(texts.last(1)[:, 0], self.device)
         hidden, turns = self.embed(tokens), self._turns(anchors, block)
         numbers = torch.arange(slots, device=self.device)
         first, own = anchors[:, None, None], torch.arange(block, device=self.device)[:, None]
@@ -174,4 +172,4 @@ class DFlashDrafter(BlockDrafter[DFlashHead], entry="dflash"):
     Source: DFlash, arXiv 2602.06036.
     """
 
-    kind, load, draft = DFlashHead, staticmethod(load_dflash), DFlashDraft
+    kind, load, stepper = DFlashHead, staticmethod(load_dflash), DFlashStepper

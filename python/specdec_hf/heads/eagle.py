@@ -174,7 +174,6 @@ class EagleDrafter(PairTreeDrafter[EagleHead], entry="eagle"):
     """
 
     kind, load = EagleHead, staticmethod(load_eagle)
-    joins = True
 
 
 class EagleChainDrafter(PairChainDrafter[EagleHead], entry="eagle_chain"):
@@ -186,4 +185,3 @@ class EagleChainDrafter(PairChainDrafter[EagleHead], entry="eagle_chain"):
     """
 
     kind, load = EagleHead, staticmethod(load_eagle)
-    joins = True

@@ -15,18 +15,20 @@ from torch import nn
 from torch.nn import functional
 
 from specdec_hf.arguments import shown
+from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, Draft
 from specdec_hf.drafting.sampling import mask_below_limits
 from specdec_hf.heads.files import checked, checked_size, read_config, read_weights
 from specdec_hf.heads.parallel import (
     ParallelConfig,
-    ParallelDrafter,
     ParallelHeads,
+    ParallelState,
     begin_vocabulary,
     read_parallel_config,
     write_parallel,
 )
+from specdec_hf.heads.placed import HeadDrafter
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from specdec_hf.trees import TreeSpec
@@ -126,7 +128,7 @@ def load_medusa(folder: str | Path) -> MedusaHeads:
     return head.eval()
 
 
-class MedusaDrafter(ParallelDrafter[MedusaHeads], entry="medusa"):
+class MedusaDrafter(HeadDrafter[MedusaHeads], entry="medusa"):
     """Trained heads, each of which offers its most likely tokens at one depth of a fixed tree.
 
     The rule of the source is typical, which is lossy and must be asked for.
@@ -156,19 +158,26 @@ class MedusaDrafter(ParallelDrafter[MedusaHeads], entry="medusa"):
             raise ValueError(f"tree must be at most {heads} deep, got {self.tree.depth}")
         self.size, self.depth = self.tree.size, self.tree.depth
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        limits = self._draft.room(history, limits)
-        depth = min(self.depth, int(limits.max()))
+    def state_with(self, head: MedusaHeads, call: DrafterCall) -> ParallelState:
+        return _MedusaState(head, call, self.tree)
+
+
+class _MedusaState(ParallelState):
+    def __init__(self, head: MedusaHeads, call: DrafterCall, tree: TreeSpec) -> None:
+        super().__init__(head, call)
+        self._tree = tree
+
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        limits = self.room(texts, limits)
+        depth = min(self._tree.depth, int(limits.max()))
         if depth < 1:
             return None
-        spec, states = self.tree.cut(depth), self._draft.states()
+        spec, states = self._tree.cut(depth), self.states()
         depths, ranks = np.array(spec.depths), np.array(spec.ranks)
         levels = []
         for k in range(depth):
             here = to_device(ranks[depths == k + 1], states.device)
-            levels.append(
-                self._draft.top(states, k, int(ranks[depths == k + 1].max()) + 1)[:, here]
-            )
+            levels.append(self.top(states, k, int(ranks[depths == k + 1].max()) + 1)[:, here])
         below = to_device(depths[None], states.device)
         tokens = mask_below_limits(torch.cat(levels, dim=1), below, limits)
         parents = to_device(np.array(spec.parents), states.device)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from specdec_hf.drafting.context import DraftContext, History
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Cost, State
 from specdec_hf.heads.base import FinalStateConfig, Head
 from specdec_hf.heads.files import check_tensors, checked_size, draft_tokens, write_head
-from specdec_hf.heads.placed import HeadDrafter
 from specdec_hf.runner.protocol import to_device, vocab_size_of
 
 
@@ -126,32 +127,32 @@ def write_parallel(
     write_head(folder, given, tensors, dtype, name)
 
 
-P = TypeVar("P", bound=ParallelHeads)
-
-
-class ParallelDraft:
+class ParallelState(State):
     """`ParallelHeads` over the final hidden state of the last token that the target has read.
+
+    Override `propose`. Of the prompt only the state of its last token is read.
 
     Args:
         head: in the target's dtype, on its device.
-        context: the call.
+        call: the call.
     """
 
-    def __init__(self, head: ParallelHeads, context: DraftContext) -> None:
+    def __init__(self, head: ParallelHeads, call: DrafterCall) -> None:
         self.head = head
-        text = context.model.config.get_text_config(decoder=True)
-        self._states = context.keep_states((text.num_hidden_layers,))
+        text = call.model.config.get_text_config(decoder=True)
+        self._states = call.keep_states((text.num_hidden_layers,))
         # Where the heads share an output matrix, each of them reads it.
         outputs = head.config.num_heads if head.lm_head.dim() == 2 else 1
-        self.relative_cost = head.share_of(context.model, outputs)
+        share = head.share_of(call.model, outputs)
+        self.cost = Cost(share, at_once=True, reads_prompt=False)
 
-    def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    def room(self, texts: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft.
 
         None before it has states, which a prefill of the model's own does not give.
         """
         most = np.minimum(limits, self.head.config.num_heads)
-        return np.where(history.active & (self._states.counts > 0), most, 0)
+        return np.where(texts.active & (self._states.counts > 0), most, 0)
 
     def states(self) -> torch.Tensor:
         """The states [B, K, H] that the output matrix reads; called once a round."""
@@ -165,13 +166,3 @@ class ParallelDraft:
         logits = self.head.logits(states[:, k], k)
         ids = logits.topk(min(width, logits.shape[-1]), dim=-1).indices
         return functional.pad(self.head.tokens[ids], (0, width - ids.shape[1]), value=-1)
-
-
-class ParallelDrafter(HeadDrafter[P]):
-    """Base class of drafters with such heads beside that of chain or tree drafters."""
-
-    drafts_at_once = True
-    reads_prompt = False  # but for the state of its last token
-
-    def draft_with(self, head: P, context: DraftContext) -> ParallelDraft:
-        return ParallelDraft(head, context)

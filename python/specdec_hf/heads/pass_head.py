@@ -23,9 +23,10 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from specdec_hf.arguments import check_integer
-from specdec_hf.drafters.own_layers import OwnCacheDraft, OwnCacheDrafter
-from specdec_hf.drafting.context import DraftContext, History
-from specdec_hf.drafting.drafter import Draft
+from specdec_hf.drafters.own_layers import OwnCacheDrafter, OwnCacheState, OwnCacheStepper
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Cost, Draft
 from specdec_hf.heads.base import FinalStateConfig, WholeVocabularyConfig, WholeVocabularyHead
 from specdec_hf.heads.files import load_own, save_own
 from specdec_hf.heads.placed import HeadDrafter
@@ -167,11 +168,11 @@ def load_pass(folder: str | Path) -> PassHead:
     return load_own(folder, _SIZES, lambda *sizes: PassHead(PassConfig(*sizes)), maxima)
 
 
-class LookAheadDraft(OwnCacheDraft):
+class LookAheadStepper(OwnCacheStepper):
     """The target over the pending token and look-ahead embeddings, in one forward a round.
 
     Args:
-        context: the call.
+        call: the call.
         head: in the target's dtype, on its device.
 
     Attributes:
@@ -179,31 +180,40 @@ class LookAheadDraft(OwnCacheDraft):
         size: most tokens of the round.
     """
 
-    def __init__(self, context: DraftContext, head: PassHead) -> None:
-        super().__init__(context)
+    # One forward of the target makes all drafts of a round.
+    cost = Cost(1.0, at_once=True, reads_prompt=False)
+
+    def __init__(self, call: DrafterCall, head: PassHead) -> None:
+        super().__init__(call)
         self.head = head
         self.most = 1 + head.config.num_embeddings
         self.size = 1
         self._rows: Iterator[torch.Tensor] = iter(())
 
-    @property
-    def relative_cost(self) -> float:
-        """One forward of the target makes all drafts of a round."""
-        return 1.0
-
-    def catch_up(self, history: History) -> torch.Tensor:
+    def catch_up(self, texts: History) -> torch.Tensor:
         """Run the forward; logits [B, V] of each sequence's next token."""
-        pending = to_device(history.last(1), self.device)
+        pending = to_device(texts.last(1), self.device)
         given = self.model.get_input_embeddings()(pending)
         own = self.head.embeddings[: self.size - 1].to(given).expand(len(given), -1, -1)
         fed = torch.cat([given, own], dim=1)
-        logits = run_embeddings(self.model, self.runner, fed, history.lengths - 1, keep=self.size)
+        logits = run_embeddings(self.model, self.runner, fed, texts.lengths - 1, keep=self.size)
         self._rows = iter(logits.unbind(dim=1))
         return next(self._rows)
 
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         """Logits [B, V] at the next look-ahead embedding, whichever token was drawn before."""
         return next(self._rows)
+
+
+class LookAheadState(OwnCacheState):
+    """Draws the drafts of one forward, which reads no more embeddings than the round can use."""
+
+    stepper: LookAheadStepper
+
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        own = self.stepper
+        own.size = min(int(limits.max()), own.most)
+        return super().propose(texts, np.minimum(limits, own.most))
 
 
 class PassHeadDrafter(HeadDrafter[PassHead], OwnCacheDrafter, entry="pass_head"):
@@ -219,15 +229,8 @@ class PassHeadDrafter(HeadDrafter[PassHead], OwnCacheDrafter, entry="pass_head")
     """
 
     kind, load = PassHead, staticmethod(load_pass)
-    drafts_at_once = True
 
-    def draft_with(self, head: PassHead, context: DraftContext) -> LookAheadDraft:
-        self._check_cache(context)
-        check_takes_embeddings(context.model, head.config.target_hidden_size)
-        self._context = context
-        return LookAheadDraft(context, head)
-
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        own: Any = self._draft
-        own.size = min(int(limits.max()), own.most)
-        return super().propose(history, np.minimum(limits, own.most))
+    def state_with(self, head: PassHead, call: DrafterCall) -> LookAheadState:
+        self._check_cache(call)
+        check_takes_embeddings(call.model, head.config.target_hidden_size)
+        return LookAheadState(call, LookAheadStepper(call, head), self.name)

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from specdec_hf.drafting.context import History
 from specdec_hf.heads.blocks.config import BlockConfig, sizes_from
-from specdec_hf.heads.blocks.draft import BlockDraft, BlockDrafter
+from specdec_hf.heads.blocks.draft import BlockDrafter, BlockStepper
 from specdec_hf.heads.blocks.files import read_block, write_block
 from specdec_hf.heads.blocks.head import BlockHead
 from specdec_hf.heads.eagle3.head import DecoderLayer
@@ -135,18 +135,16 @@ def load_peagle(folder: str | Path) -> PEagleHead:
     return read_block(folder, PEagleConfig.from_dict, PEagleHead, lambda config: ())
 
 
-class PEagleDraft(BlockDraft[PEagleHead]):
+class PEagleStepper(BlockStepper[PEagleHead]):
     """A P-EAGLE head that drafts in one call."""
 
-    def run(
-        self, history: History, states: torch.Tensor, counts: NDArray[np.int64]
-    ) -> torch.Tensor:
+    def run(self, texts: History, states: torch.Tensor, counts: NDArray[np.int64]) -> torch.Tensor:
         head, size, masks = self.head, states.shape[1], self.size - 1
         starts, number = to_device(self.lengths, self.device), to_device(counts, self.device)
         columns = torch.arange(size + masks, device=self.device)
         # Masks follow the pairs of each sequence, and fill the columns that it has no pairs for.
         given = columns < number[:, None]
-        ids = following_tokens(history, counts, size, self.device)
+        ids = following_tokens(texts, counts, size, self.device)
         tokens = torch.where(given, pad(ids, (0, masks)), head.config.mask_token_id)
         learnt = head.fuse(head.mask_hidden)
         hidden = torch.where(given[..., None], pad(head.fuse(states), (0, 0, 0, masks)), learnt)
@@ -182,4 +180,4 @@ class PEagleDrafter(BlockDrafter[PEagleHead], entry="peagle"):
     Source: P-EAGLE, arXiv 2602.01469.
     """
 
-    kind, load, draft = PEagleHead, staticmethod(load_peagle), PEagleDraft
+    kind, load, stepper = PEagleHead, staticmethod(load_peagle), PEagleStepper

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from specdec_hf.drafting.context import DraftContext
-from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.drafter import Drafter, State
 from specdec_hf.heads.base import Head, state_of
 from specdec_hf.runner.protocol import vocab_size_of
 
@@ -99,7 +99,7 @@ def check_sizes(ours: Any, config: Any) -> None:
 
 
 class HeadDrafter(Drafter, Generic[H]):
-    """Base class of drafters with a head; override `draft_with` and `propose`.
+    """Base class of drafters with a head; override `state_with`.
 
     Args:
         head: one of `kind`, or the folder of one. It is not changed. A `PlacedHead` shares its copy
@@ -131,15 +131,14 @@ class HeadDrafter(Drafter, Generic[H]):
     def check_config(self, config: Any) -> None:
         self._head.check_config(config)
 
-    def draft_with(self, head: H, context: DraftContext) -> Any:
-        """The draft of a call, which has a ``relative_cost``; ``head`` fits the target."""
+    def state_with(self, head: H, call: DrafterCall) -> State:
+        """The state of a call, given the head on the target's device and in its dtype."""
         raise NotImplementedError
 
-    def start(self, context: DraftContext) -> None:
+    def begin(self, call: DrafterCall) -> State:
         """Place the head on the target's device.
 
         Raises:
             ValueError: a target that the head was not trained for.
         """
-        self._draft = self.draft_with(self._head.on(context.model), context)
-        self.relative_cost = self._draft.relative_cost
+        return self.state_with(self._head.on(call.model), call)

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from specdec_hf.arguments import check_integer, shown
 from specdec_hf.drafters.copying import PromptLookupDrafter
-from specdec_hf.drafters.own_layers import EarlyExitDrafter
-from specdec_hf.drafters.text import TextDrafter
-from specdec_hf.drafting.registry import AUTO
+from specdec_hf.drafting.drafter import Drafter
+from specdec_hf.drafting.registry import AUTO, class_of
 from specdec_hf.options import Options, resolve_num_assistant_tokens
 from specdec_hf.request.call import Assistant
 from specdec_hf.request.inputs import is_language_model
@@ -21,6 +20,8 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
     Raises:
         ValueError: the same is asked for in two ways.
     """
+    if replace(assistant, target_tokenizer=None, from_model=False) == Assistant():
+        return options
     drafter, lookup = options.drafter, options.drafter == "prompt_lookup"
     asked = {
         "assistant_model": assistant.model,
@@ -39,6 +40,8 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
                 "assistant_tokenizer needs a draft model as drafter or assistant_model, "
                 f"got drafter={shown(drafter)}"
             )
+        from specdec_hf.drafters.text import TextDrafter  # noqa: PLC0415  # rarely asked for
+
         drafter = TextDrafter(drafter, assistant.tokenizer, assistant.target_tokenizer)
     if assistant.max_ngram is not None:
         if not lookup:
@@ -66,8 +69,9 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
     )
 
 
-def _early_exit(layers: int | None) -> EarlyExitDrafter | None:
+def _early_exit(layers: int | None) -> Drafter | None:
     """Raises ValueError for a number of layers below 1, by the name of Transformers."""
     if layers is None:
         return None
-    return EarlyExitDrafter(check_integer("assistant_early_exit", layers, 1))
+    made: Drafter = class_of("early_exit")(check_integer("assistant_early_exit", layers, 1))
+    return made

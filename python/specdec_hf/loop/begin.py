@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from typing import Any
 
 import numpy as np
 import torch
 
-from specdec_hf.drafters.resolve import parts_of
-from specdec_hf.drafting.context import DraftContext
-from specdec_hf.drafting.lease import Lease
+from specdec_hf.drafting.call import Asks, DrafterCall, Forwards
+from specdec_hf.drafting.checks import begin_state
 from specdec_hf.loop.draft_length import DraftLengthPolicy
 from specdec_hf.loop.history import CommittedTokens
 from specdec_hf.loop.plan import Plan, make_plan
@@ -23,6 +21,7 @@ from specdec_hf.request.call import Call
 from specdec_hf.request.prefill import prefill
 from specdec_hf.runner.choose import choose_runner
 from specdec_hf.runner.compiled.compiled_call import compiles_on, use_compiled
+from specdec_hf.runner.compiled.cuda_graphs import Borrower
 from specdec_hf.runner.handover import import_cache
 from specdec_hf.runner.packed.twin import report_packed
 from specdec_hf.runner.plain_runner import Prompt
@@ -47,27 +46,22 @@ def begin(model: Any, call: Call, options: Options, batch: Session | None = None
     Raises:
         TypeError: a drafter or seed of a wrong type.
         ValueError: prompt longer than the context, drafter that does not fit, bad option.
-        RuntimeError: a drafter that another call is using.
     """
     plan = make_plan(model, call, options, None if batch is None else batch.packing)
     runner, first_logits, notes = _make_runner(plan)
     stats = _statistics(plan, runner, notes, None if batch is None else batch.stats)
-    lease = Lease(parts_of(plan.drafter))
-    try:
-        _choose_forwards(plan, runner, stats, lease)
-        context = _start_drafter(plan, runner, stats, lease, reports=batch is None)
-    except BaseException:
-        lease.release()  # at once, since the traceback keeps it alive
-        raise
+    borrower = Borrower()
+    _choose_forwards(plan, runner, stats, borrower)
     length_policy = DraftLengthPolicy(
         plan.schedule, plan.costs, options.guard, plan.drafter, model=model, rule=plan.rule,
-        batch_size=len(plan.lengths), budget=int(plan.budgets.max()), stats=stats,
-        clock=options.clock,
+        batch_size=len(plan.lengths), stats=stats, clock=options.clock,
     )  # fmt: skip
-    if context is not None and plan.schedule.reads_token_stats:
-        context.continue_drafting = length_policy.continue_drafting
-    if context is not None and plan.schedule.sizes_trees:
-        context.nodes = plan.schedule.nodes
+    drafter_call, state = None, None
+    if plan.drafter is not None:
+        asks = length_policy.asks()
+        drafter_call = _drafter_call(plan, runner, stats, borrower, asks, reports=batch is None)
+        state = begin_state(plan.drafter, drafter_call)
+        length_policy.begin(state.cost, state.expected_benefit, int(plan.budgets.max()))
     return Session(
         model=model,
         call=call,
@@ -78,7 +72,8 @@ def begin(model: Any, call: Call, options: Options, batch: Session | None = None
         ablate=options.ablate,
         runner=runner,
         drafter=plan.drafter,
-        context=context,
+        drafter_call=drafter_call,
+        state=state,
         length_policy=length_policy,
         history=committed_prompts(call, plan.lengths, plan.max_length),
         calls=[(call, index) for index in range(len(plan.lengths))],
@@ -88,7 +83,7 @@ def begin(model: Any, call: Call, options: Options, batch: Session | None = None
         budgets=plan.budgets,
         logprobs=[[] for _ in plan.lengths],
         seeds=plan.seed_tensor(),
-        lease=lease,
+        borrower=borrower,
         stats=stats,
         clock=options.clock,
         started=plan.started if batch is None else batch.started,
@@ -146,7 +141,7 @@ def _statistics(
     )
 
 
-def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, lease: Lease) -> None:
+def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, borrower: Borrower) -> None:
     """Report how the forwards run, and let them run compiled where the options say so."""
     model, options, name = plan.model, plan.options, type(plan.model).__name__
     _, packed = plan.packing
@@ -164,7 +159,7 @@ def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, lease: Lease)
             tree=plan.drafts_trees,
             check=options.self_check,
             note=stats.note,
-            borrower=lease,
+            borrower=borrower,
         )
         if stats.compiled.eager:
             stats.note(f"{name} runs eagerly: {stats.compiled.eager}")
@@ -172,39 +167,43 @@ def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, lease: Lease)
         plan.costs.padded = width_of
 
 
-def _start_drafter(
-    plan: Plan, runner: Runner, stats: SpecStats, lease: Lease, *, reports: bool
-) -> DraftContext | None:
-    """What the drafter was started with; None without a drafter.
+def _drafter_call(
+    plan: Plan,
+    runner: Runner,
+    stats: SpecStats,
+    borrower: Borrower,
+    asks: Asks,
+    *,
+    reports: bool,
+) -> DrafterCall:
+    """What the drafter is told of the call.
 
     It ``reports`` what was packed and compiled for it, unless another one of the batch has.
     """
-    call, drafter = plan.call, plan.drafter
-    if drafter is None:
-        return None
-    context = DraftContext(
+    call, drafter, tokenizer = plan.call, plan.drafter, plan.call.assistant.target_tokenizer
+    assert drafter is not None
+    for note in drafter.check_tokenizer(tokenizer):
+        stats.note_round(note)
+    return DrafterCall(
         plan.model,
         plan.rule_of_drafts,
-        **copy.deepcopy(call.sampling.to_dict()),
+        sampling=copy.deepcopy(call.sampling),
         seeds=plan.seed_tensor(),
-        batch_size=len(plan.lengths),
         max_length=plan.max_length,
         max_draft=max(plan.draft_size, MIN_MAX_DRAFT),
         note=stats.note_round,
-        self_check=plan.options.self_check,
-        compile=plan.options.compile,
-        compiled=stats.compiled.drafts if reports and stats.compiled is not None else None,
-        packed=stats.packed.drafts if reports and stats.packed is not None else None,
-        lease=weakref.ref(lease),  # the drafter keeps the context after the call
+        forwards=Forwards(
+            self_check=plan.options.self_check,
+            compile=plan.options.compile,
+            compiled=stats.compiled.drafts if reports and stats.compiled is not None else None,
+            packed=stats.packed.drafts if reports and stats.packed is not None else None,
+            borrower=borrower,
+        ),
         encoder=call.encoder,
         runner=runner,
+        asks=asks,
         kept_states=[],
     )
-    tokenizer = call.assistant.target_tokenizer
-    for part in parts_of(drafter) if tokenizer is not None else ():
-        part.check_tokenizer(tokenizer)
-    drafter.start(context)
-    return context
 
 
 def committed_prompts(call: Call, lengths: Lengths, max_length: int) -> CommittedTokens:

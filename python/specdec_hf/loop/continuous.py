@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specdec_hf.arguments import Refused
 from specdec_hf.drafting.checks import describe
 from specdec_hf.loop.begin import begin
 from specdec_hf.loop.output import end
@@ -75,7 +76,7 @@ def run_continuous(
     start: Callable[[Call, Any], Session],
     first: Asked,
     source: Source,
-    prefill_chunk_size: int = PREFILL_CHUNK_SIZE,
+    prefill_chunk_size: int | None = None,
     *,
     records_graphs: bool = False,
 ) -> Generator[Step, None, SpecStats]:
@@ -90,7 +91,7 @@ def run_continuous(
         first: begins the batch.
         source: gives calls of one sequence each, of text alone.
         prefill_chunk_size: about how many tokens of prompts are read between two rounds of
-            sequences that run.
+            sequences that run; None is `PREFILL_CHUNK_SIZE`.
         records_graphs: whether forwards are recorded for a number of sequences when it is begun.
 
     Raises:
@@ -103,12 +104,12 @@ def run_continuous(
     given = [first] if reason is None else [first, *_those_that_wait(model, first, source)]
     if session is None or len(given) > 1:
         if session is not None:
-            session.lease.release()
+            session.borrower.held = False
         session = _start_together(start, given)
     session.isolates = True
-    lease, stats = session.lease, session.stats
+    borrower, stats = session.borrower, session.stats
     cancels = [one.cancelled for one in given for _ in one.call.mask]
-    prompts = _Prompts(session, source, prefill_chunk_size, cancels)
+    prompts = _Prompts(session, source, prefill_chunk_size or PREFILL_CHUNK_SIZE, cancels)
     batch: Session | None = session
     if reason is not None:
         stats.note(f"sequences wait for the next batch: {reason}")
@@ -126,7 +127,7 @@ def run_continuous(
                 batch = yield from prompts.read(batch)
         end(prompts.like if batch is None else batch)
     finally:
-        lease.release()
+        borrower.held = False
     return stats
 
 
@@ -172,7 +173,8 @@ class CannotJoinError(ValueError):
 
 def why_static(session: Session) -> str | None:
     """Why no sequence of this session can join a batch, or another one join it; None if it can."""
-    call, drafter, schedule = session.call, session.drafter, session.length_policy.schedule
+    call, drafter, state = session.call, session.drafter, session.state
+    schedule = session.length_policy.schedule
     if (reason := _why_not_text_alone(call)) is not None:
         return reason
     if not isinstance(session.runner, SpecRunner):
@@ -183,7 +185,8 @@ def why_static(session: Session) -> str | None:
         return f"rotary embedding {min(kinds)!r} turns by the longest sequence of a forward"
     if drafter is not None and text_depends_on_drafts(session.rule):
         return f"under rule {session.rule!r} a text may depend on the round in which it begins"
-    if drafter is not None and (drafter.makes_forward or not drafter.joins):
+    assert (state is None) == (drafter is None)
+    if drafter is not None and (drafter.needs.target_forward or not (state and state.joins)):
         return f"{describe(drafter)} cannot move a sequence from one call to another"
     if drafter is not None and not schedule.joins:
         return f"schedule {schedule.name!r} cannot move a sequence from one call to another"
@@ -217,7 +220,7 @@ def _why_unlike_alone(session: Session) -> str | None:
                 drafts=session.drafter is not None, tree=session.drafts_trees,
                 self_check=options.self_check, twin=None if twin is None else twin.model,
             )  # fmt: skip
-        except ValueError as error:
+        except Refused as error:
             return str(error)
         if chosen.kind != "spec":
             return f"a batch of {count} would have cache={chosen.kind!r}"
@@ -388,7 +391,7 @@ def _share_prefix(alone: Session, others: list[Session]) -> None:
     The last token of the prompt is read for its logits. Where a drafter reads hidden states, which
     are not kept, the whole prompt is read.
     """
-    if not alone.first_round or (alone.context is not None and alone.context.kept_states):
+    if not alone.first_round or (alone.drafter_call is not None and alone.drafter_call.kept_states):
         return
     assert isinstance(alone.runner, SpecRunner)
     prompt = alone.history.tokens[0, : alone.prompt_lengths[0] - 1]
@@ -427,9 +430,9 @@ def _read(alone: Session, most: float) -> Generator[Step, None, tuple[float, boo
             _feed(alone, begin, size)
             return took, False
         yield from step(alone)
-    if alone.done or alone.drafter is None:
+    if alone.done or alone.state is None:
         return took, True
-    share, size = alone.drafter.relative_cost, int(alone.history.lengths[0])
+    share, size = alone.state.cost.relative, int(alone.history.lengths[0])
     left = max(most - took, 0.0)
     if share * size > left:
         size = math.ceil(left / share)
@@ -446,14 +449,13 @@ def _feed(alone: Session, begin: int, size: int) -> None:
 @torch.inference_mode()
 def _let_drafter_read(alone: Session, size: int) -> bool:
     """Let what drafts read the next tokens of a text; whether it has read all of it."""
-    assert alone.drafter is not None
-    return alone.drafter.read(alone.history.shown(), size) == 0
+    assert alone.state is not None
+    return alone.state.read(alone.history.shown(), size) == 0
 
 
 def _begin_like(session: Session, call: Call, seed: Any) -> Session:
     """Another session with the options of a session, for its sequences or those that join."""
-    drafter = None if session.drafter is None else session.drafter.fresh()
-    options = replace(session.options, drafter=drafter, tree=None, seed=seed)
+    options = replace(session.options, drafter=session.drafter, tree=None, seed=seed)
     begun = begin(session.model, call, options, session)
     begun.isolates = True
     return begun

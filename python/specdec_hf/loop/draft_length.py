@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hf.drafting.call import Asks, DrafterCall
 from specdec_hf.drafting.checks import IGNORED, describe
-from specdec_hf.drafting.context import DraftContext
-from specdec_hf.drafting.drafter import Draft, Drafter, drafts_trees
+from specdec_hf.drafting.drafter import Cost, Draft, Drafter, drafts_trees
 from specdec_hf.drafting.sampling import stats_of_draft
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
@@ -23,22 +23,20 @@ from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.costs import Costs, ExpectedCosts
-from specdec_hf.schedules.heuristic import ConstantSchedule
 from specdec_hf.schedules.measurements import Measurements, recall, remember, what_drafts
 from specdec_hf.schedules.registry import check_takes, make_schedule
 
 
 def begin_schedule(
-    name: str | Schedule, drafter: Drafter | None, context: ScheduleContext
+    schedule: Schedule, drafter: Drafter | None, context: ScheduleContext
 ) -> Schedule:
-    """The schedule of a call, started.
+    """The schedule of a call, started: this one, or a constant one where nothing is drafted.
 
     Raises:
         ValueError: a schedule that does not fit the drafter.
     """
-    schedule = make_schedule(name)
     if drafter is None or context.num_assistant_tokens == 0:
-        schedule = ConstantSchedule()
+        schedule = make_schedule("constant")
     else:
         check_schedule(schedule, drafter)
     schedule.start(context)
@@ -58,10 +56,9 @@ class DraftLengthPolicy:
         schedule: started.
         costs: the same as in the context of the schedule; it begins with those of earlier calls.
         guard: None, True, False or a `BenefitGuard`, as in `generate`.
-        drafter: started; None for plain decoding.
+        drafter: what drafts; None for plain decoding.
         rule: acceptance rule.
         batch_size: number of sequences B.
-        budget: most new tokens of a sequence.
         stats: takes notes, and the measured benefit.
         clock: measurements outlive the call only where this is the real time.
     """
@@ -76,7 +73,6 @@ class DraftLengthPolicy:
         model: Any,
         rule: str,
         batch_size: int,
-        budget: int,
         stats: SpecStats,
         clock: Callable[[], float],
     ) -> None:
@@ -87,19 +83,36 @@ class DraftLengthPolicy:
         self.shape = (self.batch_size, stats.tree, stats.forwards, costs.padded(1))
         self.remembers = costs.measured and clock is time.perf_counter
         self.guard: BenefitGuard | None = None
+        self.expected_benefit: float | None = None
         self._held_back = self._in_vain = 0  # rounds
         if drafter is None:
             return
-        earlier = self._earlier_measurements()
-        if costs.measured:
-            costs.adopt(earlier.costs)
-        costs.expect(drafter.relative_cost, drafter.drafts_at_once, drafter.reads_prompt)
         if isinstance(guard, BenefitGuard):
             self.guard = copy.deepcopy(guard)
         elif guard is not False:
             # Under other rules a round without drafts emits other text, so that a pause, which
             # depends on time, changes the text.
             self.guard = BenefitGuard(stops=guard is True or not text_depends_on_drafts(rule))
+
+    def asks(self) -> Asks:
+        """What the schedule answers a state."""
+        return Asks(
+            self.continue_drafting if self.schedule.reads_token_stats else None,
+            self.schedule.nodes if self.schedule.sizes_trees else None,
+        )
+
+    def begin(self, cost: Cost, expected_benefit: float | None, budget: int) -> None:
+        """Learn what drafting is expected to cost and to give.
+
+        Args:
+            cost, expected_benefit: of the drafter's `State`.
+            budget: most new tokens of a sequence.
+        """
+        costs, self.expected_benefit = self.costs, expected_benefit
+        earlier = self._earlier_measurements()
+        if costs.measured:
+            costs.adopt(earlier.costs)
+        costs.expect(cost.relative, cost.at_once, cost.reads_prompt)
         if self.guard is not None:
             self.guard.start(costs, budget, trusted=earlier.trusted)
         self._note_what_texts_depend_on()
@@ -108,8 +121,8 @@ class DraftLengthPolicy:
         earlier = Measurements()
         if self.remembers:
             earlier = recall(record_of(self.model).measured, self.drafts, self.shape)
-        if earlier.benefit is None and self.drafter is not None:
-            earlier = replace(earlier, benefit=self.drafter.expected_benefit)
+        if earlier.benefit is None:
+            earlier = replace(earlier, benefit=self.expected_benefit)
         return earlier
 
     def _note_what_texts_depend_on(self) -> None:
@@ -146,12 +159,12 @@ class DraftLengthPolicy:
         return self._limits
 
     def continue_drafting(self, number: int, token_stats: TokenStats) -> NDArray[np.bool_]:
-        """`DraftContext.continue_drafting`."""
+        """`Asks.continue_drafting`."""
         self.asked = True
         self.stats.device_reads += 1
         return self.schedule.continue_drafting(number, token_stats) & (number + 1 < self._limits)
 
-    def kept(self, draft: Draft, context: DraftContext) -> NDArray[np.int64]:
+    def kept(self, draft: Draft, call: DrafterCall) -> NDArray[np.int64]:
         """[B], how many tokens of a checked draft are verified."""
         assert draft.counts is not None
         assert self.drafter is not None
@@ -159,21 +172,22 @@ class DraftLengthPolicy:
         if self.asked or not self.schedule.reads_token_stats:
             return counts
         absent = np.arange(draft.tokens.shape[1]) >= draft.counts[:, None]
-        if draft.distribution is not None:
+        if draft.drawn is not None:
             self.stats.device_reads += 1
             masked = to_device(absent, draft.tokens.device)
             tokens = draft.tokens.masked_fill(masked, -1)
-            token_stats = stats_of_draft(tokens, draft.distribution)
+            temperature = call.sampling_on(draft.drawn.logits.device)["temperature"]
+            token_stats = stats_of_draft(tokens, draft.drawn, temperature)
         elif draft.confidence is not None:
             confidence = np.where(absent, np.float32(np.nan), draft.confidence)
             token_stats = [TokenStats.of_confidence(column) for column in confidence.T]
         else:
-            context.note(
+            call.note(
                 f"{describe(self.drafter)} gave neither a distribution nor a confidence; schedule "
                 f"{self.schedule.name!r} takes the whole draft"
             )
             return counts
-        drawn = draft.distribution is not None
+        drawn = draft.drawn is not None
         return np.minimum(self.schedule.cut(token_stats, counts, drawn=drawn), counts)
 
     def learn(
@@ -235,8 +249,7 @@ class DraftLengthPolicy:
         """Keep what was measured for the next policy of as many sequences."""
         if self.drafter is not None and self.remembers:
             benefit = None if self.guard is None else self.guard.benefit
-            expected = self.drafter.expected_benefit
-            measured = record_of(self.model).measured
+            measured, expected = record_of(self.model).measured, self.expected_benefit
             remember(measured, self.drafts, self.shape, self.costs, benefit, expected)
 
     def _note_why_nothing_was_drafted(self) -> None:

@@ -15,14 +15,24 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import ask, cut_chains
-from specdec_hf.drafting.drafter import Draft, DraftOutcome
+from specdec_hf.drafting.context import Candidates
+from specdec_hf.drafting.drafter import Draft, Rejections, Round
 from specdec_hf.loop.commit import DraftCounts, Taken
 from specdec_hf.loop.own_rule import Verifier
 from specdec_hf.loop.session import Session
 from specdec_hf.rules import CUSTOM_RULE
 from specdec_hf.runner.protocol import to_device, vocab_size_of
 from specdec_hf.runner.spec_runner import SpecRunner
-from specdec_kernels import Rule, Tree, TreeRule, TreeVerdict, Verdict, verify_chain, verify_tree
+from specdec_kernels import (
+    Rule,
+    SampledDraft,
+    Tree,
+    TreeRule,
+    TreeVerdict,
+    Verdict,
+    verify_chain,
+    verify_tree,
+)
 
 # These rules try siblings that hold the same token one after the other; multi_draft_wor does where
 # they were drawn apart. For the other rules such siblings are one child.
@@ -36,6 +46,7 @@ class Drafted:
 
     Attributes:
         lengths: [B], committed tokens of each sequence when the round began.
+        active: [B] bool, the sequences that had not ended then.
         tokens: [B, N] int64 on the target's device, -1 for absent drafts. Drafts behind an
             end-of-sequence token are absent.
         draft: what the drafter proposed, checked; None where it drafted nothing.
@@ -44,6 +55,7 @@ class Drafted:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.lengths = session.history.lengths.copy()
+        self.active = session.history.active.copy()
         size, device = (len(self.lengths), 0), session.model.device
         self.tokens = torch.empty(size, dtype=torch.int64, device=device)
         self.draft: Draft | None = None
@@ -51,15 +63,17 @@ class Drafted:
     def propose(self, limits: NDArray[np.int64]) -> None:
         """Ask the drafter for up to ``limits[b]`` tokens, or levels of a tree."""
         session = self.session
-        assert session.drafter is not None
-        assert session.context is not None
-        draft = ask(session.drafter, session.history.shown(), limits, session.context)
+        drafter, state, call = session.drafter, session.state, session.drafter_call
+        assert drafter is not None
+        assert state is not None
+        assert call is not None
+        draft = ask(drafter, state, session.history.shown(), limits, call)
         if draft is None:
             return
         tokens = draft.tokens
         if draft.parents is None:
             # The drafts of a sequence must not depend on the limits of the others in its batch.
-            counts = session.length_policy.kept(draft, session.context)
+            counts = session.length_policy.kept(draft, call)
             if not counts.any():
                 return
             tokens = cut_chains(draft, counts)
@@ -99,11 +113,18 @@ class Drafted:
             assert isinstance(runner, SpecRunner)
             return runner.forward_tree(tokens, self.lengths - 1, self.layout.parents)
         starts = self.lengths - missing
-        if session.drafter is not None and session.drafter.makes_forward:
-            logits = session.drafter.forward(tokens, starts, size + 1)
+        if session.drafter is not None and session.drafter.needs.target_forward:
+            assert session.state is not None
+            logits = session.state.forward(tokens, starts, size + 1)
             if logits is not None:
                 return logits
         return runner.forward(tokens, starts, size + 1)
+
+    @property
+    def distribution(self) -> SampledDraft | None:
+        """The rows that the tokens were drawn from; None for deterministic drafts."""
+        drawn = None if self.draft is None else self.draft.drawn
+        return None if drawn is None else drawn.at(self.session.sampling.temperature)
 
     @cached_property
     def layout(self) -> Tree:
@@ -117,7 +138,6 @@ class Drafted:
         """The op's verdict, and what else the host must read."""
         session, draft = self.session, self.draft
         positions = to_device(self.lengths, session.model.device)
-        distribution = None if draft is None else draft.distribution
         if not session.drafts_trees:
             verify: Callable[..., Verdict] = verify_chain
             if session.ablate == "residual":
@@ -127,7 +147,7 @@ class Drafted:
             verdict: Verdict | TreeVerdict = verify(
                 logits,
                 self.tokens,
-                distribution,
+                self.distribution,
                 rule=cast(Rule, session.rule),
                 **session.sampling.to_dict(),
                 **session.rule_parameters,
@@ -145,7 +165,7 @@ class Drafted:
             verdict = verify_nodes(
                 logits,
                 tree,
-                distribution,
+                self.distribution,
                 rule=cast(TreeRule, "target_only" if plain else session.rule),
                 draft_rows=None if draft is None else draft.draft_rows,
                 **session.sampling.to_dict(),
@@ -233,10 +253,13 @@ class Drafted:
         path = taken.extra[0]
         return np.concatenate([np.zeros((len(path), 1), np.int64), path + 1], axis=1)
 
-    def outcome(self, taken: Taken) -> DraftOutcome:
-        """What became of the draft."""
-        # The drafter may write to what it is given.
+    def round(
+        self, taken: Taken, candidates: Candidates | None, rejections: Rejections | None
+    ) -> Round:
+        """What became of the draft, with what `Needs` asked for."""
+        # The state may write to what it is given.
         lengths, kept, extra = self.lengths.copy(), taken.num_accepted.copy(), list(taken.extra)
+        active = self.active.copy()
         if self.session.drafts_trees:
             path, tokens = extra[:2]
             del extra[:3]
@@ -245,10 +268,10 @@ class Drafted:
             accepted = np.take_along_axis(tokens, np.maximum(path, 0), axis=1)
             accepted = np.where(keeps, accepted, -1)
         else:
-            chain = DraftOutcome.of_chain(lengths, kept, extra.pop(0))
+            chain = Round.of_chain(lengths, active, kept, extra.pop(0))
             path, accepted = chain.path, chain.tokens
         carried = path[:, :0] if self.draft is None or self.draft.carried is None else extra[0]
-        return DraftOutcome(lengths, kept, path, accepted, carried)
+        return Round(lengths, active, kept, path, accepted, carried, candidates, rejections)
 
 
 def without_drafts_behind_ends(

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from transformers.utils.generic import ModelOutput
 
-from specdec_hf.drafters.resolve import parts_of
 from specdec_hf.loop.processors import process_ended
 from specdec_hf.loop.session import Session
 from specdec_hf.request.call import Call
@@ -98,8 +97,8 @@ def finish(session: Session) -> SpecOutput:
 
 def end(session: Session) -> None:
     """Let the drafter and the schedule learn that all sequences have ended."""
-    for part in parts_of(session.drafter):
-        part.finish(session.history.shown())
+    if session.state is not None:
+        session.state.end(session.history.shown())
     session.stats.total_seconds = session.clock() - session.started
     session.length_policy.finish()
 

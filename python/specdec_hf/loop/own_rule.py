@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import check_integer, check_integers, shown
-from specdec_hf.drafting.context import reads_draft
+from specdec_hf.arguments import Refused, check_integer, check_integers, shown
+from specdec_hf.drafting.call import reads_draft
 from specdec_hf.runner.protocol import to_device
 from specdec_kernels import (
     Sampled,
@@ -40,7 +40,7 @@ def name_of(rule: OwnRule) -> str:
 
 
 def check_takes(rule: OwnRule, *, trees: bool) -> None:
-    """Raises ValueError for a function that cannot be called with the arguments of such drafts."""
+    """Raises Refused for a function that cannot be called with the arguments of such drafts."""
     names = ARGUMENTS if trees else ARGUMENTS[:-1]
     try:
         signature = inspect.signature(rule)
@@ -50,7 +50,7 @@ def check_takes(rule: OwnRule, *, trees: bool) -> None:
         signature.bind(*names)
     except TypeError:
         drafts = "trees" if trees else "chains"
-        raise ValueError(
+        raise Refused(
             f"{name_of(rule)} must take ({', '.join(names)}) where {drafts} are drafted, "
             f"got {name_of(rule).removeprefix('rule ')}{signature}"
         ) from None
@@ -60,7 +60,7 @@ def rule_of_drafts(rules: Sequence[str], *, trees: bool) -> str:
     """The rule as for which a drafter with these rules drafts for one of the user's own.
 
     Raises:
-        ValueError: the drafts would share noise with the target, or have no distribution that can
+        Refused: the drafts would share noise with the target, or have no distribution that can
             be told to a rule.
     """
     wanted = ["token"]
@@ -69,7 +69,7 @@ def rule_of_drafts(rules: Sequence[str], *, trees: bool) -> str:
     for rule in wanted:
         if rule in rules:
             return rule
-    raise ValueError(
+    raise Refused(
         f"rule must be {', '.join(map(repr, ('auto', *rules)))} with this drafter, got a rule of "
         f"your own, which needs drafts as for {' or '.join(map(repr, wanted))}"
     )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import did_you_mean, shown
+from specdec_hf.arguments import Refused, did_you_mean, shown
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.checks import describe
@@ -127,7 +127,7 @@ def make_plan(model: Any, call: Call, options: Options, packing: Packing | None 
             return planner.plan(
                 *_with_usable_head(model, _with_tree(call, options)), cache=options.cache
             )
-        except (ValueError, ImportError) as error:  # the native module of the suffix automaton
+        except (Refused, ImportError) as error:  # the native module of the suffix automaton
             reason = str(error)
         try:
             chains = _with_chains(call, options)
@@ -135,7 +135,7 @@ def make_plan(model: Any, call: Call, options: Options, packing: Packing | None 
             if chains.rule != options.rule:
                 drafts += f" and rule {chains.rule!r}"
             return planner.plan(chains, [f"drafter {AUTO!r} {drafts}: {reason}"])
-        except (ValueError, ImportError) as error:
+        except (Refused, ImportError) as error:
             reason = str(error)
     return planner.plan(*_without_drafts(options, reason))
 
@@ -229,7 +229,8 @@ class _Planner:
             cache: the kind that trees are to have, "spec" where it is not given.
 
         Raises:
-            ValueError, ImportError: the call or the model refuses it.
+            Refused, ImportError: the call or the model does not go with the drafter.
+            ValueError: another fault, of an argument.
         """
         model, call, lengths = self.model, self.call, self.lengths
         drafter = resolve_drafter(
@@ -237,7 +238,7 @@ class _Planner:
         )
         trees = drafts_trees(drafter)
         if trees and options.ablate is not None:
-            raise ValueError(
+            raise Refused(
                 f"ablate={options.ablate!r} is for chains, got trees of {describe(drafter)}"
             )
         rule = resolve_rule(
@@ -247,7 +248,9 @@ class _Planner:
         parameters = rule_parameters(options)
         remarks = [] if drafter is None else _lossy_notes(options, rule, parameters)
         lossless = not remarks and rule != CUSTOM_RULE
-        _check_options(model, call, options, drafter)
+        asked = options.num_assistant_tokens_schedule
+        schedule = make_schedule("constant" if asked is None else asked)
+        _check_options(model, call, options, drafter, schedule)
         chosen = None
         if call.prefill is None:
             chosen = choose_kind(
@@ -266,8 +269,10 @@ class _Planner:
                 "nothing is drafted: num_assistant_tokens is 0; drafter=None does without a drafter"
             )
         exact = has_exact_text(model, chosen, self.twin)
-        costs = costs_of(model, self.given, rule, lengths, exact=exact)
-        schedule, draft_size = _schedule_and_size(model, call, options, drafter, costs)
+        chose_clock = self.given.num_assistant_tokens_schedule is not None and schedule.reads_clock
+        by_clock = bool(self.given.guard) or chose_clock
+        costs = costs_of(model, rule, lengths, exact=exact, by_clock=by_clock)
+        schedule, draft_size = _begun(model, call, options, drafter, schedule, costs)
         if self.seeds is None:
             self.seeds = sequence_seeds(
                 options.seed,
@@ -336,7 +341,7 @@ def resolve_rule(
         return supported[0] if do_sample else "greedy"
     choices = (*supported, *lossy)
     if rule not in choices:
-        raise ValueError(
+        raise Refused(
             f"rule must be 'auto', {', '.join(map(repr, choices))} with this drafter, "
             f"got {rule!r}{did_you_mean(rule, choices)}"
         )
@@ -349,13 +354,15 @@ def resolve_rule(
     return rule
 
 
-def _check_options(model: Any, call: Call, options: Options, drafter: Drafter | None) -> None:
+def _check_options(
+    model: Any, call: Call, options: Options, drafter: Drafter | None, schedule: Schedule
+) -> None:
     """Raises ValueError for options that do not go together, by name."""
     if options.num_assistant_beams is not None:
         raise ValueError(
             f"num_assistant_beams must be None without num_beams, got {options.num_assistant_beams}"
         )
-    forwards = drafter is not None and drafter.makes_forward
+    forwards = drafter is not None and drafter.needs.target_forward
     trees = drafts_trees(drafter)
     if "hidden_states" in call.outputs and forwards:
         raise ValueError(
@@ -370,19 +377,18 @@ def _check_options(model: Any, call: Call, options: Options, drafter: Drafter | 
     check_kind(options.cache)
     if drafter is not None and trees:
         # First, because the command line gives a number of tokens beside a schedule.
-        schedule = options.num_assistant_tokens_schedule or "constant"
-        check_schedule(make_schedule(schedule), drafter)
+        check_schedule(schedule, drafter)
         _check_tree_options(options)
 
 
 def _check_tree_options(options: Options) -> None:
     if options.num_assistant_tokens is not None:
-        raise ValueError(
+        raise Refused(
             "num_assistant_tokens must not be given with a drafter of trees, which says what is "
             f"drafted, got {options.num_assistant_tokens}"
         )
     if options.cache not in ("auto", "spec"):
-        raise ValueError(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
+        raise Refused(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
 
 
 def has_exact_text(model: Any, chosen: ChosenKind | None, twin: PackedTwin | None) -> bool:
@@ -396,21 +402,21 @@ def has_exact_text(model: Any, chosen: ChosenKind | None, twin: PackedTwin | Non
     return twin.invariant and chosen.kind == "spec"
 
 
-def costs_of(model: Any, options: Options, rule: str, lengths: Lengths, *, exact: bool) -> Costs:
+def costs_of(model: Any, rule: str, lengths: Lengths, *, exact: bool, by_clock: bool) -> Costs:
     """The costs that decide how much a call drafts.
 
-    Where the text depends on how much is drafted, a clock
-    decides only for callers who ask for it. Where that is so by the rule, the guard never waits by
-    itself, and its notes may come from a clock.
+    Where the text depends on how much is drafted, a clock decides only for callers who ask for it.
+    Where that is so by the rule, the guard never waits by itself, and its notes may come from a
+    clock.
 
     Args:
-        options: those of the caller, with the defaults that he left.
+        model: the target.
+        rule: acceptance rule.
         lengths: [B], tokens of each prompt.
         exact: `has_exact_text`.
+        by_clock: whether the caller asks for a clock: by a guard, or a schedule that reads one.
     """
-    schedule = make_schedule(options.num_assistant_tokens_schedule or "constant")
-    by_argument = options.guard or schedule.reads_clock
-    if exact or by_argument or text_depends_on_drafts(rule):
+    if exact or by_clock or text_depends_on_drafts(rule):
         return Costs()
     share = 1.0 if model.device.type == "cpu" else SHARE_ON_DEVICE
     return ExpectedCosts(len(lengths), share, int(lengths.max()))
@@ -431,14 +437,15 @@ def timing_notes(model: Any, rule: str, costs: Costs) -> list[str]:
     ]
 
 
-def _schedule_and_size(
+def _begun(
     model: Any,
     call: Call,
     options: Options,
     drafter: Drafter | None,
+    schedule: Schedule,
     costs: Costs,
 ) -> tuple[Schedule, int]:
-    """The schedule, started, and the most drafted tokens of a sequence in one round."""
+    """The schedule of the call, started, and the most drafted tokens of a sequence in one round."""
     trees = drafts_trees(drafter)
     if drafter is not None and trees:
         length, size = drafter.depth, drafter.size
@@ -446,7 +453,7 @@ def _schedule_and_size(
         number = options.num_assistant_tokens
         length = size = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
     schedule = begin_schedule(
-        options.num_assistant_tokens_schedule or "constant",
+        schedule,
         drafter,
         ScheduleContext(len(call.mask), length, vocab_size_of(model), trees, costs),
     )

@@ -57,16 +57,17 @@ def step(session: Session) -> list[Step]:
         observed = _observed(session, drafted, logits)
         read = read_verdict(verdict, *extra, *observed)
     with phases("host"):
-        if observed:
-            _inform_of_candidates(session, read.extra[-len(observed) :])
+        candidates = _candidates(session, read.extra[-len(observed) :]) if observed else None
         taken = cut(session, read, errors)
         counts = drafted.count(taken)
         steps = commit(session, taken, counts)
     with phases("draft"):
-        if session.drafter is not None:
-            if session.drafter.reads_rejections:
-                _inform_of_rejections(session, before, drafted, taken, counts, logits)
-            session.drafter.commit(drafted.outcome(taken))
+        if session.drafter is not None and session.state is not None:
+            rejections = None
+            if session.drafter.needs.rejections:
+                rejections = _rejections(before, drafted, taken, counts, logits)
+            done = drafted.round(taken, candidates, rejections)
+            session.state.commit(session.history.shown(), done)
     with phases("host"):
         _record_rows(session, before, drafted, taken, raw, logits)
         _record_round(session, before, phases, counts, taken, width=raw.shape[1] - 1)
@@ -92,7 +93,7 @@ def _traced(
     draft = drafted.draft
     traced = TracedRound(
         session.rule, session.seeds, drafted.lengths, logits, drafted.tokens,
-        None if draft is None else draft.distribution, verdict.accept_probs, steps,
+        drafted.distribution, verdict.accept_probs, steps,
         indices=np.flatnonzero(before.active).tolist(),
     )  # fmt: skip
     if draft is None or not isinstance(verdict, TreeVerdict):
@@ -151,7 +152,7 @@ def _tokens_before_rope_switch(session: Session, most: NDArray[np.int64]) -> int
 
 def _observed(session: Session, drafted: Drafted, logits: torch.Tensor) -> list[torch.Tensor]:
     """The integers that `Candidates` is made of, on the device; empty where nobody asks."""
-    count = 0 if session.drafter is None else session.drafter.candidates
+    count = 0 if session.drafter is None else session.drafter.needs.candidates
     if count == 0:
         return []
     ids = logits.topk(min(count, logits.shape[-1]), dim=-1).indices
@@ -159,34 +160,29 @@ def _observed(session: Session, drafted: Drafted, logits: torch.Tensor) -> list[
     return [layout.tokens, layout.parents, ids.flatten(1)]
 
 
-def _inform_of_candidates(session: Session, read: list[NDArray[np.int64]]) -> None:
-    """Hand the drafter what `_observed` gave, once it is on the host."""
+def _candidates(session: Session, read: list[NDArray[np.int64]]) -> Candidates:
+    """What `_observed` gave, once it is on the host."""
     drafts, parents, ids = read
-    assert session.drafter is not None
     tokens = np.concatenate([session.history.last(1), drafts], axis=1)
     above = np.concatenate([np.full_like(tokens[:, :1], -1), parents + 1], axis=1)
-    candidates = Candidates(tokens, above, ids.reshape(*tokens.shape, -1))
-    session.drafter.observe(session.history.shown(), candidates)
+    return Candidates(tokens, above, ids.reshape(*tokens.shape, -1))
 
 
-def _inform_of_rejections(
-    session: Session,
+def _rejections(
     before: _Before,
     drafted: Drafted,
     taken: Taken,
     counts: DraftCounts,
     logits: torch.Tensor,
-) -> None:
-    """Hand the drafter the target's logits where a draft was rejected."""
+) -> Rejections | None:
+    """The target's logits where a draft was rejected; None where none was."""
     kept = taken.num_accepted
     rejected = np.flatnonzero(before.active & (counts.tried > kept))
     if len(rejected) == 0:
-        return
+        return None
     at = drafted.rows(taken)[rejected, kept[rejected]]
     found = logits[to_device(rejected, logits.device), to_device(at, logits.device)]
-    lengths = before.lengths[rejected] + kept[rejected]
-    assert session.drafter is not None
-    session.drafter.learn_rejections(Rejections(rejected, lengths, found))
+    return Rejections(rejected, before.lengths[rejected] + kept[rejected], found)
 
 
 def _record_rows(
@@ -198,7 +194,7 @@ def _record_rows(
     logits: torch.Tensor,
 ) -> None:
     """Keep what drafters and the caller want of the rows of the committed tokens."""
-    kept_states = (session.context and session.context.kept_states) or []
+    kept_states = (session.drafter_call and session.drafter_call.kept_states) or []
     outputs = session.outputs
     if not kept_states and outputs is None:
         return

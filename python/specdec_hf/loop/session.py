@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import LogitsProcessorList
 
-from specdec_hf.drafting.context import DraftContext
-from specdec_hf.drafting.drafter import Drafter, drafts_trees
-from specdec_hf.drafting.lease import Lease
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.drafter import Drafter, State, drafts_trees
 from specdec_hf.loop.draft_length import DraftLengthPolicy
 from specdec_hf.loop.history import CommittedTokens
 from specdec_hf.loop.plan import Packing
@@ -27,6 +26,7 @@ from specdec_hf.loop.token_outputs import TokenOutputs
 from specdec_hf.options import Options
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import Sampling
+from specdec_hf.runner.compiled.cuda_graphs import Borrower
 from specdec_hf.runner.protocol import Lengths, Runner
 from specdec_hf.runner.spec_runner import SpecRunner
 
@@ -56,7 +56,9 @@ class Session:
         prompt_lengths: [B] tokens of each prompt, without padding.
         budgets: [B] most new tokens of each sequence.
         logprobs: [B] lists, of the new tokens.
-        lease: keeps the drafter from other calls.
+        drafter_call, state: what the drafter was told of the call, and what it knows of it; None
+            without a drafter.
+        borrower: has what is lent to the call until it ends.
         outputs: collects what the caller wants of every new token, or None.
         first_logits: [B, 1, V], those of the model's own prefill until the first round reads them.
         trace: called with what each round compared, once its time is taken.
@@ -73,7 +75,8 @@ class Session:
     ablate: str | None
     runner: Runner
     drafter: Drafter | None
-    context: DraftContext | None
+    drafter_call: DrafterCall | None
+    state: State | None
     length_policy: DraftLengthPolicy
     history: CommittedTokens
     calls: list[tuple[Call, int]]
@@ -83,7 +86,7 @@ class Session:
     budgets: NDArray[np.int64]
     logprobs: list[list[float]]
     seeds: torch.Tensor
-    lease: Lease
+    borrower: Borrower
     stats: SpecStats
     clock: Callable[[], float]
     started: float
@@ -136,7 +139,7 @@ class Session:
     def adopt(self, b: int, other: Session, index: int) -> None:
         """Go on with sequence ``index`` of another session, between two rounds of both, in place b.
 
-        Both runners are `SpecRunner`, both drafters of one kind have `Drafter.joins`, and
+        Both runners are `SpecRunner`, both states are of one kind and have `State.joins`, and
         ``sampling`` has tensors. All that is kept of one sequence is listed here.
         """
         self.history.adopt(b, other.history, index)
@@ -151,9 +154,9 @@ class Session:
         assert isinstance(self.runner, SpecRunner)
         assert isinstance(other.runner, SpecRunner)
         self.runner.adopt(b, other.runner, index)
-        if self.drafter is not None:
-            assert self.context is not None
-            assert other.context is not None
-            assert other.drafter is not None
-            self.context.adopt(b, other.context, index)
-            self.drafter.adopt(b, other.drafter, index)
+        if self.state is not None:
+            assert self.drafter_call is not None
+            assert other.drafter_call is not None
+            assert other.state is not None
+            self.drafter_call.take(b, other.drafter_call, index)
+            self.state.take(b, other.state, index)

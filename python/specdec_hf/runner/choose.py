@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers.cache_utils import Cache
 
+from specdec_hf.arguments import Refused
 from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
 from specdec_hf.runner.fit import Fit
 from specdec_hf.runner.make import ROLLBACK_KINDS, kind_reason, make_runner
@@ -143,8 +144,8 @@ def choose_kind(
     doing = "with a tree of drafts" if tree else "with drafts" if drafts else "here"
     cause = _cause_in_modules(model)
     if len(refused) > 1 and len(set(refused.values())) == 1:
-        raise ValueError(f"{type(model).__name__} cannot be used {doing}: {reason}{cause}")
-    raise ValueError(
+        raise Refused(f"{type(model).__name__} cannot be used {doing}: {reason}{cause}")
+    raise Refused(
         f"{type(model).__name__} cannot be used {doing}; {'; '.join(_reasons(refused))}{cause}"
     )
 

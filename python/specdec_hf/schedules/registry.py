@@ -11,7 +11,7 @@ import pkgutil
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_hf.arguments import did_you_mean, read_number, split_options
+from specdec_hf.arguments import Refused, did_you_mean, read_number, split_options
 from specdec_hf.schedules.base import Schedule
 
 
@@ -90,16 +90,16 @@ def check_takes(drafter: str, schedule: Schedule, *, trees: bool, has_stats: boo
         has_stats: whether chains come with their distribution or a confidence.
 
     Raises:
-        ValueError: it does not.
+        Refused: it does not.
     """
     if trees:
         if not schedule.trees:
-            raise ValueError(
+            raise Refused(
                 "num_assistant_tokens_schedule must be "
                 f"{' or '.join(map(repr, tree_schedules()))} with trees, got {schedule.name!r}"
             )
     elif schedule.reads_token_stats and not has_stats:
-        raise ValueError(
+        raise Refused(
             f"num_assistant_tokens_schedule {schedule.name!r} needs a drafter with a draft "
             f"distribution or a confidence, got {drafter}"
         )

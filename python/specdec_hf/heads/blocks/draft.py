@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -9,12 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.model import DrawingDrafter
-from specdec_hf.drafting.context import DraftContext, History
-from specdec_hf.drafting.drafter import Draft
+from specdec_hf.drafters.model import ChainState
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft
 from specdec_hf.heads.blocks.head import BlockHead
 from specdec_hf.heads.pairs.cache import HeadCache
-from specdec_hf.heads.pairs.draft import StateDraft
+from specdec_hf.heads.pairs.draft import StatesStepper
 from specdec_hf.heads.pairs.step import attend
 from specdec_hf.heads.placed import HeadDrafter
 from specdec_hf.runner.protocol import Lengths
@@ -23,11 +25,11 @@ from specdec_kernels import kv_append_
 B = TypeVar("B", bound=BlockHead)
 
 
-class BlockDraft(StateDraft, Generic[B]):
+class BlockStepper(StatesStepper, Generic[B]):
     """A `BlockHead` that drafts in one call; override `run`.
 
     Args:
-        head, context: as in `StateDraft`.
+        head, call: as in `StatesStepper`.
 
     Attributes:
         size: most tokens of the round.
@@ -35,37 +37,34 @@ class BlockDraft(StateDraft, Generic[B]):
 
     head: B
 
-    def __init__(self, head: B, context: DraftContext) -> None:
-        super().__init__(head, context)
+    def __init__(self, head: B, call: DrafterCall) -> None:
+        super().__init__(head, call)
+        self.cost = dataclasses.replace(self.cost, at_once=True)
         self.size = 1
-        self.embed = head.embed(context.model)
-        self._caches = [
-            HeadCache(head.config, context.batch_size, head.lm_head) for _ in head.layers
-        ]
+        self.embed = head.embed(call.model)
+        self._caches = [HeadCache(head.config, call.batch_size, head.lm_head) for _ in head.layers]
         self._rows: Iterator[torch.Tensor] = iter(())
 
-    def run(
-        self, history: History, states: torch.Tensor, counts: NDArray[np.int64]
-    ) -> torch.Tensor:
+    def run(self, texts: History, states: torch.Tensor, counts: NDArray[np.int64]) -> torch.Tensor:
         """[B, size, H], the hidden states that the drafts of a round are drawn from.
 
         Args:
-            history: the committed tokens.
+            texts: the committed tokens.
             states: [B, n, layers * H] of the target, of the tokens that it has read since the last
                 round.
             counts: [B], how many they are; what follows them has no meaning.
         """
         raise NotImplementedError
 
-    def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """As `StateDraft.room`, and no more than the head was trained for."""
+    def room(self, texts: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """As `StatesStepper.room`, and no more than the head was trained for."""
         most = np.minimum(limits, self.head.config.num_drafts)
-        return super().room(history, most)
+        return super().room(texts, most)
 
-    def catch_up(self, history: History) -> torch.Tensor:
+    def catch_up(self, texts: History) -> torch.Tensor:
         """Run the pass of a round; logits [B, V] of the first draft."""
         states, counts = self._states.take()
-        logits = self.head.logits(self.run(history, states, counts))
+        logits = self.head.logits(self.run(texts, states, counts))
         self.lengths = self.lengths + counts
         self._rows = iter(self.head.over_vocabulary(logits).unbind(dim=1))
         return next(self._rows)
@@ -108,17 +107,26 @@ class BlockDraft(StateDraft, Generic[B]):
         return [made[window] for window in self.head.config.windows]
 
 
-class BlockDrafter(HeadDrafter[B], DrawingDrafter):
-    """Base class of drafters with a `BlockHead`; name its `BlockDraft` in ``draft``."""
+class BlockState(ChainState):
+    """Draws the drafts of one pass, which has as many places as the round can use."""
 
-    drafts_at_once = True
-    draft: type[BlockDraft[B]]
+    stepper: BlockStepper[Any]
 
-    def draft_with(self, head: B, context: DraftContext) -> BlockDraft[B]:
-        self._context = context
-        return self.draft(head, context)
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
+        self.stepper.size = max(int(self.stepper.room(texts, limits).max()), 1)
+        return super().propose(texts, limits)
 
-    def propose(self, history: History, limits: NDArray[np.int64]) -> Draft | None:
-        own: Any = self._draft
-        own.size = max(int(own.room(history, limits).max()), 1)
-        return super().propose(history, limits)
+
+class BlockDrafter(HeadDrafter[B]):
+    """Base class of drafters with a `BlockHead`.
+
+    Attributes:
+        stepper: the class of what draws its chains.
+    """
+
+    draws = True
+    rules = RULES_OF_DRAWN_DRAFTS
+    stepper: type[BlockStepper[B]]
+
+    def state_with(self, head: B, call: DrafterCall) -> BlockState:
+        return BlockState(call, self.stepper(head, call))

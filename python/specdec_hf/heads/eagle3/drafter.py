@@ -16,7 +16,6 @@ class Eagle3Drafter(PairTreeDrafter[Eagle3Head], entry="eagle3"):
     """
 
     kind, load = Eagle3Head, staticmethod(load_head)
-    joins = True
 
 
 class Eagle3ChainDrafter(PairChainDrafter[Eagle3Head], entry="eagle3_chain"):
@@ -28,4 +27,3 @@ class Eagle3ChainDrafter(PairChainDrafter[Eagle3Head], entry="eagle3_chain"):
     """
 
     kind, load = Eagle3Head, staticmethod(load_head)
-    joins = True

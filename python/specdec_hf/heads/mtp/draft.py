@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafting.context import DraftContext, History
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import History
 from specdec_hf.heads.mtp.head import MtpHead
-from specdec_hf.heads.pairs.draft import PairDraft, Pairs, following_tokens, pick
+from specdec_hf.heads.pairs.draft import Pairs, PairStepper, following_tokens, pick
 from specdec_hf.runner.compiled.compiled_call import CompileStats
 from specdec_hf.runner.protocol import CACHE_NAME, Lengths, to_device
 from specdec_hf.runner.spec_cache import SpecCache
 
 
-class MtpDraft(PairDraft):
+class MtpStepper(PairStepper):
     """An `MtpHead` that drafts in one call.
 
     Layer k of several reads, in the place of the token after each place, the one that is k further
@@ -27,29 +28,29 @@ class MtpDraft(PairDraft):
 
     Args:
         head: in the target's dtype, on its device.
-        context: the call.
+        call: the call.
     """
 
     head: MtpHead
 
-    def __init__(self, head: MtpHead, context: DraftContext) -> None:
-        super().__init__(head, context)
+    def __init__(self, head: MtpHead, call: DrafterCall) -> None:
+        super().__init__(head, call)
         self._depth = len(head.blocks)
-        capacity = min(context.max_length, 1024) + context.max_draft + self._depth
-        self._cache = SpecCache(head.config.layer, context.batch_size, capacity, self.device)
+        capacity = min(call.max_length, 1024) + call.max_draft + self._depth
+        self._cache = SpecCache(head.config.layer, call.batch_size, capacity, self.device)
         # The target's angles; a copy, because some rotary embeddings change with the text.
-        self._rotary = copy.deepcopy(context.model.get_decoder().rotary_emb)
+        self._rotary = copy.deepcopy(call.model.get_decoder().rotary_emb)
         # Of several layers:
         self._features = torch.empty(0)  # [B, K-1, H] of the target at the last committed pairs
-        self._drafts = torch.empty(context.batch_size, 0)  # [B, k], tokens drafted in this round
+        self._drafts = torch.empty(call.batch_size, 0)  # [B, k], tokens drafted in this round
         self._rows: list[torch.Tensor] = []  # [B, K, H] of each layer, at its last K places
-        if context.compile:
+        if call.forwards.compile:
             reason = "layers of multi-token prediction run as in Transformers"
-            context.report_compiled("head", CompileStats(eager=reason))
+            call.report_compiled("head", CompileStats(eager=reason))
 
-    def catch_up(self, history: History) -> torch.Tensor:
+    def catch_up(self, texts: History) -> torch.Tensor:
         if self._depth == 1:
-            return super().catch_up(history)
+            return super().catch_up(texts)
         states, counts = self._states.take()
         features, again = self._fed_again(states)
         starts, totals = self.lengths - again, again + counts
@@ -63,7 +64,7 @@ class MtpDraft(PairDraft):
         for layer in range(self._depth):
             # Those of layer k are k further on. Where none is known yet, the pending one stands in
             # and draft steps write the slot again.
-            tokens = following_tokens(history, totals - layer, size, self.device)
+            tokens = following_tokens(texts, totals - layer, size, self.device)
             hidden = self._forward(layer, Pairs(tokens, hidden, places, begin, mask, visible))
             self._rows.append(_last(hidden, totals, self._depth))
         self.lengths = self.lengths + counts

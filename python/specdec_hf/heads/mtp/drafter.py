@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
-from specdec_hf.drafters.model import DrawingDrafter
-from specdec_hf.drafting.context import DraftContext
-from specdec_hf.heads.mtp.draft import MtpDraft
+from specdec_hf.drafters.growing_tree import (
+    GrowingTreeDrafter,
+    GrowingTreeState,
+    call_for_tree,
+)
+from specdec_hf.drafters.model import ChainState
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS
+from specdec_hf.heads.mtp.draft import MtpStepper
 from specdec_hf.heads.mtp.files import find_checkpoint, folder_of, load_mtp
 from specdec_hf.heads.mtp.head import MtpHead
 from specdec_hf.heads.placed import HeadDrafter, PlacedHead, check_sizes
@@ -68,7 +73,7 @@ class _MtpDrafter(HeadDrafter[MtpHead]):
         return cls(text or None)
 
 
-class MtpDrafter(_MtpDrafter, DrawingDrafter, entry="mtp"):
+class MtpDrafter(_MtpDrafter, entry="mtp"):
     """The target's own layers of multi-token prediction draft a chain, each token with its
     distribution.
 
@@ -88,12 +93,13 @@ class MtpDrafter(_MtpDrafter, DrawingDrafter, entry="mtp"):
     Source: DeepSeek-V3, arXiv 2412.19437, section 2.2.
     """
 
+    rules = RULES_OF_DRAWN_DRAFTS
+
     def __init__(self, head: MtpHead | PlacedHead[MtpHead] | str | Path | None = None) -> None:
         super().__init__(head)
 
-    def draft_with(self, head: MtpHead, context: DraftContext) -> MtpDraft:
-        self._context = context
-        return MtpDraft(head, context)
+    def state_with(self, head: MtpHead, call: DrafterCall) -> ChainState:
+        return ChainState(call, MtpStepper(head, call))
 
 
 class MtpTreeDrafter(_MtpDrafter, GrowingTreeDrafter, entry="mtp_tree"):
@@ -118,10 +124,11 @@ class MtpTreeDrafter(_MtpDrafter, GrowingTreeDrafter, entry="mtp_tree"):
         super().__init__(head)
         GrowingTreeDrafter.__init__(self, EagleTree() if layout is None else layout)
 
-    def draft_with(self, head: MtpHead, context: DraftContext) -> MtpDraft:
+    def state_with(self, head: MtpHead, call: DrafterCall) -> GrowingTreeState:
         if len(head.blocks) > 1:
             raise ValueError(
                 "drafter mtp_tree needs one layer of multi-token prediction, got "
                 f"{len(head.blocks)}: drafter mtp drafts chains with several"
             )
-        return MtpDraft(head, self._begin(context))
+        stepper = MtpStepper(head, call_for_tree(call, self.layout))
+        return GrowingTreeState(call, self.layout, stepper)

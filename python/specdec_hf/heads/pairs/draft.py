@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.model import Stepper, room_in
-from specdec_hf.drafting.context import DraftContext, History
-from specdec_hf.drafting.sampling import RowSampler
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.context import History
+from specdec_hf.drafting.drafter import Cost
 from specdec_hf.heads.pairs.cache import HeadCache
 from specdec_hf.heads.pairs.head import PairHead
 from specdec_hf.heads.pairs.step import (
@@ -45,7 +47,7 @@ class Pairs(NamedTuple):
     visible: int
 
 
-class StateDraft(Stepper):
+class StatesStepper(Stepper):
     """A head over the target's hidden states that drafts in one call.
 
     Its cache holds what the head made of committed tokens alone from one round to the next: that of
@@ -53,68 +55,65 @@ class StateDraft(Stepper):
 
     Args:
         head: in the target's dtype, on its device.
-        context: the call.
+        call: the call.
 
     Attributes:
         lengths: [B], committed tokens of which the cache holds something.
     """
 
-    def __init__(self, head: Any, context: DraftContext) -> None:
+    def __init__(self, head: Any, call: DrafterCall) -> None:
         self.head = head
-        self.device: torch.device = context.model.device
-        self.relative_cost: float = head.share_of(context.model)
-        self.sampler = RowSampler(context, self.device)
-        self.lengths: Lengths = np.zeros(context.batch_size, dtype=np.int64)
-        self._states = context.keep_states(head.config.layers)
-        self._context_length = context_length(context.model)
+        self.device: torch.device = call.model.device
+        self.cost = Cost(head.share_of(call.model))
+        self.lengths: Lengths = np.zeros(call.batch_size, dtype=np.int64)
+        self._states = call.keep_states(head.config.layers)
+        self._context_length = context_length(call.model)
 
-    def room(self, history: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    def room(self, texts: History, limits: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """[B], how many of ``limits`` tokens each sequence can draft.
 
         None before it has states, which a prefill of the model's own does not give, and none beyond
         its context.
         """
         known = self.lengths + self._states.counts > 0
-        return np.where(known, room_in(self._context_length, history, limits), 0)
+        return np.where(known, room_in(self._context_length, texts, limits), 0)
 
     def truncate(self, lengths: Lengths) -> None:
         """Do nothing: the cache holds nothing of drafts."""
 
-    def adopt(self, b: int, other: Any, index: int) -> None:
+    def take(self, b: int, other: Any, index: int) -> None:
         self.lengths[b] = other.lengths[index]
         self._states.adopt(b, other._states, index)
-        self.sampler.adopt(b, other.sampler, index)
 
 
-class PairDraft(StateDraft):
+class PairStepper(StatesStepper):
     """A head over pairs, with the methods of a `DraftModel`; override `_run`."""
 
-    def __init__(self, head: Any, context: DraftContext) -> None:
-        super().__init__(head, context)
-        self.model = context.model
-        self.context = context
+    def __init__(self, head: Any, call: DrafterCall) -> None:
+        super().__init__(head, call)
+        self.model = call.model
         self._hidden = torch.empty(0)  # [B, n, H] of the root and of the drafts fed in this round
 
     def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """The target's ids of tokens of these logits, -1 as it is."""
         return tokens
 
-    def catch_up(self, history: History) -> torch.Tensor:
+    def catch_up(self, texts: History) -> torch.Tensor:
         """Feed the pairs of newly committed tokens; logits [B, V] after each pending token."""
         states, counts = self._states.take()
-        return self._feed_committed(history, states, counts, counts)
+        return self._feed_committed(texts, states, counts, counts)
 
-    def read_ahead(self, history: History, size: int) -> int:
+    def read_ahead(self, texts: History, size: int) -> int:
         """Feed the first of these pairs, but not the last, whose hidden state begins the drafts."""
         waiting = self._states.counts
         if size > 0 and waiting.max() > 1:
             states, counts = self._states.take_first(size)
-            self._feed_committed(history, states, counts, waiting)
+            self._feed_committed(texts, states, counts, waiting)
         return max(int(self._states.counts.max()) - 1, 0)
 
     def _feed_committed(
         self,
-        history: History,
+        texts: History,
         states: torch.Tensor,
         counts: NDArray[np.int64],
         waiting: NDArray[np.int64],
@@ -122,12 +121,12 @@ class PairDraft(StateDraft):
         """Feed the first ``counts[b]`` of the last ``waiting[b]`` pairs; logits [B, V] of the last.
 
         Args:
-            history: the committed tokens.
+            texts: the committed tokens.
             states: [B, n, layers * E], of which each sequence has ``counts[b]``.
             counts, waiting: [B].
         """
         size = states.shape[1]
-        ids = following_tokens(history, waiting, size, self.device)
+        ids = following_tokens(texts, waiting, size, self.device)
         starts = to_device(self.lengths, self.device)
         places = starts[:, None] + torch.arange(size, device=self.device)
         visible = int(self.lengths.max()) + size
@@ -187,11 +186,11 @@ class PairDraft(StateDraft):
         raise NotImplementedError
 
 
-class HeadDraft(PairDraft):
+class HeadStepper(PairStepper):
     """A `PairHead` that drafts in one call, packed on a CPU and in graphs where `compile` is on.
 
     Args:
-        head, context: as in `StateDraft`.
+        head, call: as in `StatesStepper`.
         full_vocabulary: whether logits are those of the target's vocabulary, -inf where the head
             cannot draft a token, or of the draft vocabulary.
 
@@ -200,48 +199,50 @@ class HeadDraft(PairDraft):
     """
 
     head: PairHead
+    joins = True
 
-    def __init__(
-        self, head: PairHead, context: DraftContext, *, full_vocabulary: bool = False
-    ) -> None:
-        super().__init__(head, context)
+    def __init__(self, head: PairHead, call: DrafterCall, *, full_vocabulary: bool = False) -> None:
+        super().__init__(head, call)
         self._full = full_vocabulary
-        self._embed = head.embed(context.model)
-        self._cache = HeadCache(head.config, context.batch_size, head.lm_head)
+        self._embed = head.embed(call.model)
+        self._cache = HeadCache(head.config, call.batch_size, head.lm_head)
         self._cosines = self._sines = torch.empty(0)  # [P, D]
         rope: Any = head.config.layer.rope_parameters
         self._rope_type: str = rope["rope_type"]
-        context.note_ropes("the head", [self._rope_type])
+        call.note_ropes("the head", [self._rope_type])
         if self._rope_type not in ROPES_BY_LENGTH:
             self._turns(256)
+        else:  # it changes with the text, and other calls draft with the same head
+            with torch.inference_mode(False):
+                self._rotary = copy.deepcopy(head.rotary)
         self._step: Any = PairStep(head)
-        graphs = compiles_on(self.device)
-        if context.compile is not False and not graphs and self.device.type == "cpu":
-            self._step, packed = packed_step(head, check=context.self_check, note=context.note)
-            if context.packed is not None:
-                context.packed.append(packed)
+        graphs, how = compiles_on(self.device), call.forwards
+        if how.compile is not False and not graphs and self.device.type == "cpu":
+            self._step, packed = packed_step(head, check=how.self_check, note=call.note)
+            if how.packed is not None:
+                how.packed.append(packed)
         self._compiled: CompiledCall | None = None
-        if context.compile and graphs and self._rope_type in ROPES_BY_LENGTH:
+        if how.compile and graphs and self._rope_type in ROPES_BY_LENGTH:
             reason = f"angles of its rotary embedding {self._rope_type!r} depend on the text"
-            context.report_compiled("head", CompileStats(eager=reason))
-        elif context.compile and graphs:
-            call = compiled_step(
-                head, several=context.batch_size > 1, check=context.self_check, note=context.note
+            call.report_compiled("head", CompileStats(eager=reason))
+        elif how.compile and graphs:
+            compiled = compiled_step(
+                head, several=call.batch_size > 1, check=how.self_check, note=call.note
             )
-            self._step = call.model
-            context.report_compiled("head", call.stats)
-            if not call.stats.eager:
-                self._compiled = call
+            self._step = compiled.model
+            call.report_compiled("head", compiled.stats)
+            if not compiled.stats.eager:
+                self._compiled = compiled
                 self._cache = borrow_graphs(
-                    call, head, self._cache, self, context.lease(), check=context.self_check
+                    compiled, head, self._cache, self, how.borrower, check=how.self_check
                 )
 
     def target_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """The target's ids of draft tokens, where logits are those of the draft vocabulary."""
         return torch.where(tokens < 0, tokens, self.head.tokens[tokens.clamp(min=0)])
 
-    def adopt(self, b: int, other: Any, index: int) -> None:
-        super().adopt(b, other, index)
+    def take(self, b: int, other: Any, index: int) -> None:
+        super().take(b, other, index)
         self._cache.adopt(b, other._cache, index, int(self.lengths[b]))
 
     def _fuse(self, features: torch.Tensor) -> torch.Tensor:
@@ -260,7 +261,7 @@ class HeadDraft(PairDraft):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, hidden, places, starts, mask, visible = pairs
         if self._rope_type in ROPES_BY_LENGTH:
-            cosines, sines = (x[:, 0].flatten(0, 1) for x in self.head.turns(places))
+            cosines, sines = (x[:, 0].flatten(0, 1) for x in self.head.turns(places, self._rotary))
             places = torch.arange(places.numel(), device=self.device).view_as(places)
         else:
             cosines, sines = self._turns(visible)
@@ -299,16 +300,16 @@ class HeadDraft(PairDraft):
 
 
 def following_tokens(
-    history: History, counts: NDArray[np.int64], size: int, device: torch.device
+    texts: History, counts: NDArray[np.int64], size: int, device: torch.device
 ) -> torch.Tensor:
     """[B, size], the token after each of the last ``counts[b]`` before the pending one.
 
     The features of a token go with the token after it; the last of these is pending. What follows
     the first ``counts[b]`` has no meaning.
     """
-    columns = (history.lengths - counts)[:, None] + np.arange(size)
-    columns = np.minimum(columns, history.lengths[:, None] - 1)
-    return to_device(np.take_along_axis(history.tokens, columns, axis=1), device)
+    columns = (texts.lengths - counts)[:, None] + np.arange(size)
+    columns = np.minimum(columns, texts.lengths[:, None] - 1)
+    return to_device(np.take_along_axis(texts.tokens, columns, axis=1), device)
 
 
 def pick(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

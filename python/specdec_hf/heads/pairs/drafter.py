@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from specdec_hf.drafters.growing_tree import GrowingTreeDrafter
-from specdec_hf.drafters.model import DrawingDrafter
-from specdec_hf.drafting.context import DraftContext
-from specdec_hf.heads.pairs.draft import HeadDraft
+from specdec_hf.drafters.growing_tree import (
+    GrowingTreeDrafter,
+    GrowingTreeState,
+    call_for_tree,
+)
+from specdec_hf.drafters.model import ChainState
+from specdec_hf.drafting.call import DrafterCall
+from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS
+from specdec_hf.heads.pairs.draft import HeadStepper
 from specdec_hf.heads.pairs.head import PairHead
 from specdec_hf.heads.placed import HeadDrafter, PlacedHead
 from specdec_hf.trees import EagleTree
@@ -30,13 +35,16 @@ class PairTreeDrafter(HeadDrafter[P], GrowingTreeDrafter):
         super().__init__(head)
         GrowingTreeDrafter.__init__(self, EagleTree() if layout is None else layout)
 
-    def draft_with(self, head: P, context: DraftContext) -> HeadDraft:
-        return HeadDraft(head, self._begin(context))
+    def state_with(self, head: P, call: DrafterCall) -> GrowingTreeState:
+        stepper = HeadStepper(head, call_for_tree(call, self.layout))
+        return GrowingTreeState(call, self.layout, stepper)
 
 
-class PairChainDrafter(HeadDrafter[P], DrawingDrafter):
+class PairChainDrafter(HeadDrafter[P]):
     """Base class of drafters of chains with a `PairHead`, each token with its distribution."""
 
-    def draft_with(self, head: P, context: DraftContext) -> HeadDraft:
-        self._context = context
-        return HeadDraft(head, context, full_vocabulary=True)
+    draws = True
+    rules = RULES_OF_DRAWN_DRAFTS
+
+    def state_with(self, head: P, call: DrafterCall) -> ChainState:
+        return ChainState(call, HeadStepper(head, call, full_vocabulary=True))

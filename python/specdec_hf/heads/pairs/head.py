@@ -73,9 +73,17 @@ class DecoderHead(Head):
             return model.get_input_embeddings()
         return partial(functional.embedding, weight=self.embeddings)
 
-    def turns(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [B, 1, n, D] of the rotary embedding at places [B, n]."""
-        cosines, sines = self.rotary(self.lm_head, places)
+    def turns(
+        self, places: torch.Tensor, rotary: nn.Module | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [B, 1, n, D] of the rotary embedding at places [B, n].
+
+        Args:
+            places: [B, n] int64.
+            rotary: a copy in the place of the head's own, for one that changes with the text.
+        """
+        rotary = self.rotary if rotary is None else rotary
+        cosines, sines = rotary(self.lm_head, places)
         return cosines[:, None], sines[:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,6 @@ from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.compiled.compiled_call import (
     CompiledCall,
     CompileStats,
-    WarmUpCall,
     run_eagerly,
     run_without_graphs,
 )
@@ -304,7 +303,7 @@ class CompiledStep:
 
     def check_replays(self, head: PairHead, batch_size: int) -> None:
         """Compare logits of replayed steps with the head's own, with new inputs in each replay."""
-        graphs, own, call = self.cuda_graphs, PairStep(head), WarmUpCall()
+        graphs, own, call = self.cuda_graphs, PairStep(head), Borrower()
         if graphs is None or graphs.reason or batch_size in self._checked:
             return
         with self._lock, compile_settings(), torch.inference_mode():

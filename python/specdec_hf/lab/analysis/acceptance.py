@@ -93,7 +93,7 @@ class MeasuredAcceptance:
     def _first(self, position: Position, q: Tensor) -> Tensor | None:
         """[FIRST], for a chain with a draft distribution."""
         assert position.draft is not None
-        drawn = position.draft.distribution
+        drawn = position.draft.drawn
         if drawn is None:
             return None
         if self.greedy:

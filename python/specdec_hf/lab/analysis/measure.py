@@ -213,7 +213,12 @@ class Measurement:
     def _decode(self, drafter: Drafter, i: int, **options: Any) -> SpecStats:
         """The statistics of the answer to prompt i."""
         decoder = SpeculativeDecoder(
-            drafter, rule=rule_for(drafter), guard=False, seed=self.seed + i, **options
+            drafter,
+            rule=rule_for(drafter),
+            guard=False,
+            seed=self.seed + i,
+            tokenizer=self.tokenizer,
+            **options,
         )
         stream = decoder.stream(self.model, **self.inputs[i], **self.arguments)
         _, output = run_stream(stream, lambda step: self.advance(len(step.tokens)))

@@ -9,7 +9,7 @@ a tree there, and what is measured is whether one of the root's children is acce
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.distributions import draft_probs, target_probs
-from specdec_hf.drafting.checks import ask
-from specdec_hf.drafting.context import Candidates, CommittedStates, DraftContext, History
-from specdec_hf.drafting.drafter import Draft, Drafter, DraftOutcome, drafts_trees
+from specdec_hf.drafting.call import DrafterCall, Drawn, Forwards
+from specdec_hf.drafting.checks import ask, begin_state
+from specdec_hf.drafting.context import Candidates, CommittedStates, History
+from specdec_hf.drafting.drafter import Draft, Drafter, Round, drafts_trees
 from specdec_hf.lab.analysis.encoders import EncoderSeconds, timed_encoders
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import TracedRound, run_stream
@@ -29,7 +30,6 @@ from specdec_hf.request.entry import prepare_call
 from specdec_hf.runner.choose import choose_runner
 from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
 from specdec_hf.runner.protocol import HiddenStates, to_device
-from specdec_kernels import SampledDraft
 
 REPLAY_RULE, TREE_RULE = "token", "target_only"
 
@@ -142,12 +142,13 @@ def replay(
     length, depth = len(text.tokens), drafter.depth if drafts_trees(drafter) else 1
     runner, _ = choose_runner(model, 1, length, encoded=text.encoded)
     states: list[CommittedStates] = []
-    context = DraftContext(
-        model, rule_for(drafter), **sampling, seeds=torch.tensor([seed], device=model.device),
-        batch_size=1, max_length=length, max_draft=max(16, depth), compile=compile, runner=runner,
+    call = DrafterCall.of(
+        model, rule_for(drafter), sampling,
+        seeds=torch.tensor([seed], device=model.device), max_length=length,
+        max_draft=max(16, depth), forwards=Forwards(compile=compile), runner=runner,
         encoder=text.encoder, kept_states=states,
     )  # fmt: skip
-    drafter.start(context)
+    state = begin_state(drafter, call)
     hidden: HiddenStates = {}
     if states:  # those of all positions by one forward
         read = to_device(text.tokens[None, :-1], model.device)
@@ -156,14 +157,17 @@ def replay(
     for i, logits in enumerate(text.logits):
         index = text.begin + i
         history = _history(text, index)
-        draft = ask(drafter, history, np.array([depth]), context)
+        draft = ask(drafter, state, history, np.array([depth]), call)
         p = target_probs(logits[None], sampling)[0]
         children = [token for token in _children(draft) if token < len(p)]
-        yield Position(index, p, _q(draft, len(p)), logits, draft, children)
-        if drafter.candidates:
-            drafter.observe(history, _candidates(drafter.candidates, history, logits, draft))
-        none = np.zeros((1, 0), dtype=np.int64)
-        drafter.commit(DraftOutcome.of_chain(np.array([index]), np.array([0]), none))
+        yield Position(
+            index, p, _q(draft, sampling["temperature"], len(p)), logits, draft, children
+        )
+        count, none = drafter.needs.candidates, np.zeros((1, 0), dtype=np.int64)
+        done = Round.of_chain(np.array([index]), np.array([True]), np.array([0]), none)
+        if count:
+            done = replace(done, candidates=_candidates(count, history, logits, draft))
+        state.commit(_history(text, index + 1), done)
         begin = index - 1 if i else 0  # the first round reads the prompt
         for kept in states:
             new = {layer: x[:, begin:index] for layer, x in hidden.items()}
@@ -175,13 +179,13 @@ def _history(text: Text, index: int) -> History:
     return History(known[None], np.array([index]), np.array([True]))
 
 
-def _q(draft: Draft | None, vocab_size: int) -> Tensor | None:
+def _q(draft: Draft | None, temperature: float, vocab_size: int) -> Tensor | None:
     if draft is None or draft.parents is not None:
         return None
-    d = draft.distribution
-    if d is not None:
-        d = SampledDraft(d.logits.cpu(), d.logsumexp.cpu(), d.threshold.cpu(), d.temperature)
-    return draft_probs(draft.tokens.cpu(), d, vocab_size)[0, 0]
+    drawn = None
+    if draft.drawn is not None:
+        drawn = Drawn.join([draft.drawn], torch.device("cpu")).at(temperature)
+    return draft_probs(draft.tokens.cpu(), drawn, vocab_size)[0, 0]
 
 
 def _children(draft: Draft | None) -> list[int]:

@@ -122,14 +122,14 @@ def draw_experiment(
     """
     assert position.draft is not None
     assert position.q is not None
-    row, distribution = position.logits, position.draft.distribution
+    row, held = position.logits, position.draft.drawn
     rows = row.expand(draws, 2, -1)
     seeds, zeros = torch.arange(seed, seed + draws), torch.zeros(draws, dtype=torch.int64)
     draft: SampledDraft | None = None
-    if distribution is None:
+    if held is None:
         drafted = position.draft.tokens[:1, :1].cpu().expand(draws, 1)
     else:
-        draft = _repeated(distribution, draws)
+        draft = _repeated(held.at(sampling["temperature"]), draws)
         drawn = sample(draft.logits[:, 0], **sampling, seeds=seeds, positions=zeros)
         drafted = drawn.tokens[:, None]
     verdict = verify_chain(

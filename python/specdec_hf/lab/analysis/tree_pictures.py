@@ -80,7 +80,12 @@ def draft_trees(
     for name, drafter in drafters.items():
         explainer = make_explainer(loaded, inputs, replace(settings, drafter=[name]))
         decoder = SpeculativeDecoder(
-            drafter, tree=settings.tree, guard=False, seed=settings.seed, trace=explainer
+            drafter,
+            tree=settings.tree,
+            guard=False,
+            seed=settings.seed,
+            trace=explainer,
+            tokenizer=loaded.tokenizer,
         )
         stream = decoder.stream(loaded.model, **inputs, **generation_arguments(settings))
         try:

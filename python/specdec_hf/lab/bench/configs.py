@@ -130,7 +130,7 @@ def make_configs(
         mine = [left.pop(0) for _ in settings.drafter]
         if settings.drafter == ["none"]:  # it is the one above
             continue
-        decoder = make_decoder(settings, mine if len(mine) > 1 else mine[0])
+        decoder = make_decoder(settings, mine if len(mine) > 1 else mine[0], loaded.tokenizer)
         schedule = settings.num_assistant_tokens_schedule or "constant"
         words = [MERGED.join(settings.drafter), *["tree"] * (settings.tree is not None)]
         if schedule != "constant":

@@ -95,7 +95,8 @@ class Answers:
     def _make_ready(self, candidate: Candidate) -> None:
         settings, name = candidate.settings, candidate.name
         drafters = [self._drafters[part] for part in settings.drafter]
-        decoder = make_decoder(settings, drafters if len(drafters) > 1 else drafters[0])
+        drafter = drafters if len(drafters) > 1 else drafters[0]
+        decoder = make_decoder(settings, drafter, self._loaded.tokenizer)
         config = Config(name, decoder, peer=not candidate.named)
         with self._memory_of(name):
             taken, left_out = warm_up(

@@ -29,13 +29,6 @@ from specdec_hf.runner.self_check import PASSING, CheckPlan, one_line, undisturb
 from specdec_hf.runner.spec_runner import SpecRunner
 
 
-@dataclass(eq=False)
-class WarmUpCall:
-    """Borrows buffers while nothing of a call runs."""
-
-    held: bool = True
-
-
 def borrow_graphs(
     forward: CompiledForward,
     model: Any,
@@ -112,9 +105,9 @@ def _warm_up(
 
 def _runner_for(
     forward: CompiledForward, model: Any, batch_size: int, capacity: int
-) -> tuple[SpecRunner, WarmUpCall]:
+) -> tuple[SpecRunner, Borrower]:
     policy = ForwardPolicy(compiled=forward, few_slots=True, one_by_one=False)
-    return SpecRunner(model, batch_size, capacity, policy), WarmUpCall()
+    return SpecRunner(model, batch_size, capacity, policy), Borrower()
 
 
 @dataclass

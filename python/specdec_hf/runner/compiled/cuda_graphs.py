@@ -242,13 +242,11 @@ def _no_kept_casts() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
-class Borrower(Protocol):
-    """A call, or what ends with it."""
+@dataclass(eq=False)
+class Borrower:
+    """A call, to which buffers are lent until it ends: ``held`` is then False."""
 
-    @property
-    def held(self) -> bool:
-        """Whether the call still runs."""
-        ...
+    held: bool = True
 
 
 class LentGraphs(Recordings):
