@@ -260,18 +260,19 @@ def test_guesses_change_no_tree_and_save_forwards(rule, guesser):
     assert fewer <= forwards, "a guess is never a forward of its own"
 
 
-def test_a_guesser_reads_the_targets_candidates_beside_one_that_reads_none():
-    seen = []
+def test_a_guesser_reads_as_many_of_the_targets_candidates_as_it_asks_for():
+    model, seen = draft_model(), {0: [], 1: [], 3: []}
 
-    def watched(state, call):
-        state.commit = lambda texts, done: seen.append(done.candidates)
+    def watched(count):
+        def told(texts, done):
+            seen[count] += [] if done.candidates is None else [done.candidates.ids.shape[2]]
 
-    model, watches = draft_model(), with_states(RandomDrafter(), watched)
-    watches.needs = Needs(candidates=3)
-    cascades = [VerticalCascade(model, one) for one in (watches, "prompt_lookup")]
-    out, _ = decoded(cascades, model, "match", tree=(2, 1))
-    told = [one.ids.shape[2] for one in seen if one is not None]
-    assert told == [3] * out.stats.rounds
+        guesser = with_states(RandomDrafter(), lambda state, call: setattr(state, "commit", told))
+        guesser.needs = Needs(candidates=count)
+        return VerticalCascade(model, guesser)
+
+    out, _ = decoded([watched(count) for count in seen], model, "match", tree=(2, 1))
+    assert seen == {count: [count] * out.stats.rounds * (count > 0) for count in seen}
 
 
 def test_names_and_models_of_a_cascade_are_checked():

@@ -168,7 +168,7 @@ def test_the_printed_drafters_run(tmp_path):
     assert (first.stats.drafter, first.stats.drafted > 0) == ("repeats", True)
     assert second.shape == (2, 12 + 32)
     assert check_drafter(made[1]["Unigram"](), model, rules=["block", "match"]).passed
-    assert check_drafter(made[2]["NextIds"](), model).passed
+    assert check_drafter(made[2]["drafter"], model).passed
 
 
 def test_the_printed_calls_by_transformers_run(elsewhere, monkeypatch, capsys):

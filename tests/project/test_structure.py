@@ -253,7 +253,7 @@ def test_no_file_is_too_long_to_read():
 
 # Budgets of the tests. They only go down: who needs more takes something else away.
 
-TEST_LINES = 53_864  # of all files below tests/
+TEST_LINES = 53_862  # of all files below tests/
 SUPPORT_LINES = 2_248
 HELPERS = 2  # modules of ours that a reader of one test file has to know
 FILES_WITH_MORE_HELPERS = 30
