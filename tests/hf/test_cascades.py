@@ -83,7 +83,6 @@ class SharesItsNoise(VerticalState):
 
 
 def of_kind(kind, drafter):
-    """The cascade, with states of this kind."""
     drafter.begin = lambda call: kind(drafter, call)
     return drafter
 
@@ -282,6 +281,7 @@ def test_names_and_models_of_a_cascade_are_checked():
         ("magic", "a cascade must hold drafters with a name, got 'magic'"),
         ("ngram", r"must set rolls_back = True .* got NgramDrafter"),
         (3, "names of drafters and draft models, got int"),
+        ("lookahead", "must hold drafters of chains, got lookahead, which drafts trees"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             VerticalCascade(model, drafter)

@@ -134,6 +134,7 @@ def drawn(rows, tokens=2, batch_size=1, **other):
     return Draft([[1] * tokens] * batch_size, drawn=Drawn(**{**held, **other}))
 
 
+ROW_ELSEWHERE = torch.zeros(1, 2, device="meta")
 WRONG = {  # what propose returns for one sequence and gamma = 5, and the message
     "a number": (3, TypeError, "None, a Draft, or its tokens as a tensor, array or list, got int"),
     "bool tensor": (torch.ones(1, 2) > 0, TypeError, "tokens of an integer type, got torch.bool"),
@@ -147,6 +148,10 @@ WRONG = {  # what propose returns for one sequence and gamma = 5, and the messag
         TypeError,
         "drawn as None or what call.draw returned, got Tensor",
     ),
+    **{
+        f"{name} as {value}": (drawn(2, **{name: value}), ValueError, f"returned it, with {name} ")
+        for name, value in (("threshold", None), ("logits", [[0.0]]), ("logsumexp", ROW_ELSEWHERE))
+    },
 }
 
 

@@ -111,6 +111,7 @@ def plain_text(rule):
 @pytest.mark.parametrize("name", drafter_proof.ALL)
 def test_every_drafter_leaves_the_text_as_it_is(name, tmp_path):
     drafter = resolved(name, of_seven_tokens(), tmp_path)
+    before = vars(drafter).copy()
     greedy = hf_models.decode(of_seven_tokens(), BATCHES[-1], drafter=drafter)
     assert greedy.sequences.tolist() == plain_text("greedy")
     assert 0 < greedy.stats.accepted < greedy.stats.drafted
@@ -119,6 +120,7 @@ def test_every_drafter_leaves_the_text_as_it_is(name, tmp_path):
     how = {**SAMPLED, "rule": rule, "drafter": drafter}
     sampled = hf_models.decode(of_seven_tokens(), BATCHES[-1], **how)
     assert sampled.sequences.tolist() == plain_text(plain)
+    assert vars(drafter) == before, "what it knows of a call lies in its state"
 
 
 ONE_OF_EACH_KIND = pytest.mark.parametrize(

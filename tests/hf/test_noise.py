@@ -49,12 +49,7 @@ TREE = TrieTree(depth=GAMMA)
 
 
 class Markov(StatelessDrafter):
-    """Draws each token from a row of a table, as an honest custom drafter would.
-
-    Args:
-        wrong: whether its draws have the noise of the tokens' own positions, as they have where
-            they are made past `DrafterCall.draw`.
-    """
+    """Draws each token from a row of a table; a wrong one with the noise of its position."""
 
     name = "markov"
 
@@ -149,6 +144,11 @@ class Deterministic(StatelessDrafter):
         return Draft(torch.arange(gamma).expand(len(limits), -1) % VOCAB)
 
 
+class DrawsAgain(Markov):
+    def draw(self, texts, rows, i):
+        return super().draw(texts, rows, 0)
+
+
 class DrawsByItself(Markov):
     def propose(self, texts, limits):
         draft = super().propose(texts, limits)
@@ -156,17 +156,17 @@ class DrawsByItself(Markov):
         return draft
 
 
-@pytest.mark.parametrize(
-    ("drafter", "error", "message"),
-    [
-        (DrawsByItself(), TypeError,
-         "^DrawsByItself.propose must return drawn as None or what call.draw returned, got Sampl"),
-        (Deterministic(), ValueError, "Deterministic.propose must return a di"),
-    ],
-)  # fmt: skip
-def test_what_was_not_drawn_by_the_call_is_refused_by_name(drafter, error, message):
-    with pytest.raises(error, match=message):
-        call([Markov(), drafter], "multi_draft")
+REFUSED = {
+    "DrawsByItself.propose must return drawn as None or what call.draw returned": DrawsByItself(),
+    "Deterministic.propose must return a di": Deterministic(),
+    r"index must be another one for each draft of a round, .* got \[0\] after": DrawsAgain(),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_was_not_drawn_by_the_call_is_refused_by_name(message):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        call([Markov(), REFUSED[message]], "multi_draft")
 
 
 @pytest.mark.parametrize("rule", ["block", "traversal", "multi_draft"])
@@ -174,14 +174,13 @@ def test_drafts_that_are_not_drawn_are_taken(rule):
     assert call([Deterministic()], rule).stats.drafted > 0
 
 
-def uniforms_of(told, texts, index, **where):
-    """[B, m], the tokens of draws from many equal rows, which tell one uniform from another."""
-    rows = torch.zeros(len(texts.lengths), np.size(index), 2**20)
-    return told.draw(texts, rows, index, **where).tokens
+def uniforms_of(told, index, **where):
+    """[B, m], tokens drawn behind 10 and 20 from rows that tell one uniform from another."""
+    texts = history_of([1] * 10, [1] * 20)
+    return told.draw(texts, torch.zeros(2, np.size(index), 2**20), index, **where).tokens
 
 
 def at_positions(told, positions):
-    """The same from the op, for positions [B, m]."""
     rows, seeds = (
         torch.zeros(positions.numel(), 2**20),
         told.seeds.repeat_interleave(len(positions[0])),
@@ -193,25 +192,30 @@ def at_positions(told, positions):
 
 @pytest.mark.parametrize("rule", ["match", "greedy", "target_only", *READING])
 def test_draws_have_the_noise_of_the_ops_positions(rule):
-    told, texts = call_of(None, rule, 2, temperature=1.0), history_of([1] * 10, [1] * 20)
+    told = call_of(None, rule, 2, temperature=1.0)
     positions = kernels.draft_positions(torch.tensor([10, 20]), 3, rule=rule)
-    assert torch.equal(uniforms_of(told, texts, range(3)), at_positions(told, positions))
+    assert torch.equal(uniforms_of(told, range(3)), at_positions(told, positions))
     for i in range(3):
-        assert torch.equal(uniforms_of(told, texts, i), at_positions(told, positions[:, i : i + 1]))
+        assert torch.equal(uniforms_of(told, i), at_positions(told, positions[:, i : i + 1]))
     assert len(positions.flatten().unique()) == 6
     assert (positions[:, 0] == torch.tensor([10, 20])).all() == (rule == "match")
 
 
 def test_the_noise_of_trees_follows_number_or_depth():
-    texts = history_of([1] * 10, [1] * 20)
     told, lengths = call_of(None, "match", 2), torch.tensor([[10], [20]])
-    found = uniforms_of(told, texts, [4, 5], depth=2)
+    found = uniforms_of(told, [4, 5], depth=2)
     assert torch.equal(found, at_positions(told, (lengths + 1).expand(-1, 2)))
     told = call_of(None, "multi_draft", 2)
-    found = uniforms_of(told, texts, [4, 5], depth=2)
+    found = uniforms_of(told, [4, 5], depth=2)
     assert torch.equal(found, at_positions(told, lengths + (torch.tensor([5, 6]) << 32)))
-    with pytest.raises(ValueError, match=r"index must be in \[0, 65536\), got -1"):
-        uniforms_of(told, texts, -1)
+
+
+@pytest.mark.parametrize("index", [-1, 2**16, 0.5, [3, 3]])
+def test_a_wrong_index_is_refused(index):
+    with pytest.raises(ValueError, match=r"^index must be (integers in \[0, 65536\)|another one)"):
+        uniforms_of(call_of(None, "block", 2), index)
+    with pytest.raises(ValueError, match=r"^logits must be \[2, 1, V\], a row for each index, got"):
+        call_of(None, "block", 2).draw(history_of([1], [2]), torch.zeros(2, 3, 4), 0)
 
 
 @pytest.fixture

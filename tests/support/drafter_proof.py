@@ -1,7 +1,6 @@
 """What drafters are told, every drafter of the library once, and proofs that one loses nothing.
 
-The proofs compare greedy text, and the joint distribution of sampled texts: their target has four
-tokens, so that the probabilities of all texts of a few tokens can be computed.
+The target of sampled texts has four tokens, so that all probabilities can be computed.
 """
 
 from __future__ import annotations
@@ -192,12 +191,8 @@ def assert_independent_of_batch(
 ) -> Any:
     """A sampled sequence of a ragged batch of three is that of a call of its own.
 
-    Args:
-        make: makes the drafter of a call. One that always returns the same object shows that what
-            it learns in a call does not change the next one.
-        drafts: whether as many tokens are drafted for it and accepted, too.
-        ragged: whether the limits are those of a `RaggedSchedule`. The same tokens must then be
-            drafted, as long as the text is the same.
+    ``drafts``: as many tokens are drafted and accepted, too. ``ragged``: the limits are those of a
+    `RaggedSchedule`, and the same tokens are drafted as long as the text is the same.
     """
     lengths = BATCHES[-1]
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
@@ -273,7 +268,7 @@ def joint_p_value(
 ) -> float:
     """The probability that texts of the target's distribution lie as far from it as those drafted.
 
-    The texts are `GAMMA` tokens longer than those compared, so that their end cuts no drafts.
+    They are `GAMMA` tokens longer than what is compared, so that their end cuts no drafts.
     """
     model, probs = target(prompt, temperature, top_k, top_p)
     if eos is not None:
@@ -316,8 +311,7 @@ def with_states(drafter: Any, change: Callable[[Any, DrafterCall], None]) -> Any
 def with_twin(drafter: Any, twin: Any) -> Any:
     """The drafter, but it fails where its twin, which has other seeds, drafts anything else.
 
-    What both are told of a call is the same. So a draft is a function of that, and has nothing to
-    do with the noise that it is verified with. ``rounds`` lists the drafts.
+    So a draft follows from what both are told, not from the noise of its verification.
     """
 
     def change(state: Any, call: DrafterCall) -> None:
@@ -345,9 +339,7 @@ def with_twin(drafter: Any, twin: Any) -> Any:
 def with_wrong_distribution(drafter: Any) -> Any:
     """The drafter, but it says that each draft was drawn from one and the same distribution.
 
-    Rules that read the draft distribution then give other texts than the target's: the negative
-    control of every drafter. A drafter of several chains drafts one, and a drafter of trees whose
-    rule "auto" does not read the distribution is verified with multi_draft.
+    The negative control of every drafter: rules that read the draft distribution give other texts.
     """
 
     def change(state: Any, call: DrafterCall) -> None:
@@ -404,10 +396,7 @@ def datastore(target: Any, folder: Path) -> str:
 
 
 def of_another_vocabulary(target: Any, folder: Path) -> TextDrafter:
-    """A draft model of letters, which the target's tokenizer merges to pairs, and of one more.
-
-    So a longer draft has other first tokens, unless it is cut before it is encoded.
-    """
+    """A draft model of letters, which the target's tokenizer merges to pairs, and of one more."""
     vocab_size = target.config.vocab_size
     names = "x" + letters_of(vocab_size)[::-1]
     return TextDrafter(_unlike(len(names)), letters(names), pairs(vocab_size))

@@ -177,6 +177,10 @@ class Cascade(ComposedDrafter):
 
     def __init__(self, drafters: Sequence[Any]) -> None:
         self.drafters = [_as_drafter(one) for one in drafters]
+        for drafter in self.drafters:
+            if drafter.size:
+                named = f"{drafter.name}, which drafts trees"
+                raise ValueError(f"a cascade must hold drafters of chains, got {named}")
         self.needs = candidates_for(self.drafters)
 
 

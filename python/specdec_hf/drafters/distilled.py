@@ -14,6 +14,7 @@ import copy
 import math
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +127,8 @@ class DistilledDrafter(ModelDrafter):
         """Make an empty cache.
 
         Raises:
-            ValueError: a seed that the model has learnt from, under a rule that reads Q.
+            ValueError: a seed that the model has learnt from, or that an open call has, under a
+                rule that reads Q.
         """
         return DistilledState(self, call)
 
@@ -137,6 +139,9 @@ class DistilledDrafter(ModelDrafter):
         ``AutoModelForCausalLM.from_pretrained(folder)`` reads it, to draft or to learn on.
         """
         copy.deepcopy(self.model).to("cpu", self._dtype).save_pretrained(folder)
+
+
+_LEARNING = threading.Lock()  # no copy of a student holds one
 
 
 class Student:
@@ -150,14 +155,15 @@ class Student:
     Attributes:
         num_learnt: rejected drafts that it has learnt from so far.
         seeds: of the sampled sequences that these were drafted for.
+        open: the states of calls that have not ended, whose drafts may be learnt.
     """
 
     def __init__(self, model: Any, learning_rate: float, steps: int) -> None:
         self.model, self.steps = model, steps
         self.num_learnt = 0
         self.seeds: set[int] = set()
+        self.open: weakref.WeakSet[DistilledState] = weakref.WeakSet()
         self._optimizer = torch.optim.AdamW(model.parameters(), learning_rate, weight_decay=0.0)
-        self._learning = threading.Lock()
 
     def learn(
         self, texts: History, rejected: dict[int, RejectedPositions], seeds: Iterable[int]
@@ -173,7 +179,7 @@ class Student:
             How many steps were taken: fewer where the gradient of the next one is not finite.
         """
         count, made = sum(len(one.lengths) for one in rejected.values()), 0
-        with self._learning, torch.inference_mode(False), torch.enable_grad():
+        with _LEARNING, torch.inference_mode(False), torch.enable_grad():
             while made < self.steps:
                 self._optimizer.zero_grad(set_to_none=True)
                 for batch in _batches(rejected):
@@ -196,15 +202,17 @@ class DistilledState(ChainState):
 
     def __init__(self, drafter: DistilledDrafter, call: DrafterCall) -> None:
         self._seeds = call.sampled_seeds()  # of the sequences that are sampled
-        known = drafter.student.seeds
+        student = drafter.student
+        known = student.seeds.union(*(one._seeds.values() for one in student.open))
         repeated = [seed for seed in self._seeds.values() if seed in known]
         if repeated and reads_draft(call.rule):
             raise ValueError(
-                f"seed must be none that drafter {drafter.name} has learnt from, because rule "
+                f"seed must be none that drafter {drafter.name} learns from, because rule "
                 f"{call.rule} reads its distribution, got {repeated[0]} again; seed=None draws "
                 "others"
             )
         super().__init__(call, drafter.drafting_model(call))
+        student.open.add(self)
         self.drafter = drafter
         self._rejected: dict[int, RejectedPositions] = {}
         if drafter.num_learnt:
@@ -229,6 +237,7 @@ class DistilledState(ChainState):
 
     def end(self, texts: History) -> None:
         rejected, self._rejected = self._rejected, {}
+        self.drafter.student.open.discard(self)
         if not rejected:
             return
         seeds = [seed for b, seed in self._seeds.items() if b in rejected]

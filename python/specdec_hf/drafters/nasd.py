@@ -22,6 +22,8 @@ from specdec_hf.drafting.drafter import Draft, Drafter, Needs, Round, State
 from specdec_hf.runner.protocol import vocab_size_of
 from specdec_hf.trees import MAX_NODES
 
+_ADDING = threading.Lock()  # no copy of what is kept holds one
+
 
 class KeptCounts:
     """Counts of finished calls, for later ones. A call sees what had been kept when it began.
@@ -34,7 +36,6 @@ class KeptCounts:
     def __init__(self, empty: NgramCounts, max_ngrams: int) -> None:
         self.max_ngrams = max_ngrams
         self._empty = empty
-        self._adding = threading.Lock()
         # The vocabulary size, the counts, and the seeds that drew them. Readers take all at once.
         self._kept: tuple[int, NgramCounts, frozenset[int]] = (0, empty, frozenset())
 
@@ -45,7 +46,7 @@ class KeptCounts:
 
     def add(self, vocab_size: int, texts: Iterable[NgramCounts], seeds: Iterable[int]) -> None:
         """Keep the counts of texts. Those of a vocabulary of another size are dropped."""
-        with self._adding:
+        with _ADDING:
             counts, known = self.of(vocab_size)
             self._kept = (
                 vocab_size, counts.with_latest(texts, self.max_ngrams), known.union(seeds)

@@ -208,11 +208,22 @@ class DrafterCall:
             sampling: parameters in the place of those of the call.
 
         Raises:
-            ValueError: an index outside [0, 65536).
+            ValueError: logits of another shape; an index outside [0, 65536), or one that was drawn
+                for these texts before, whose noise would come again.
         """
-        indices = np.atleast_1d(np.asarray(index, dtype=np.int64))
-        if indices.size and not 0 <= indices.min() <= indices.max() < MAX_DRAFTS_PER_ROUND:
-            raise ValueError(f"index must be in [0, {MAX_DRAFTS_PER_ROUND}), got {index!r}")
+        indices = np.atleast_1d(np.asarray(index))
+        shape, expected = list(logits.shape), [self.batch_size, indices.size]
+        if len(shape) != len("BMV") or shape[:2] != expected:
+            wanted = f"[{self.batch_size}, {indices.size}, V], a row for each index"
+            raise ValueError(f"logits must be {wanted}, got {shape}")
+        if indices.dtype.kind not in "iu" or not (
+            0 <= indices.min(initial=0) <= indices.max(initial=0) < MAX_DRAFTS_PER_ROUND
+        ):
+            raise ValueError(
+                f"index must be integers in [0, {MAX_DRAFTS_PER_ROUND}), got {index!r}"
+            )
+        indices = indices.astype(np.int64)
+        self._draw_once(texts, indices.tolist())
         positions = self._noise_positions(texts, indices, depth, logits.device)
         rows = logits.shape[1]
         given: dict[str, Any] = {
@@ -225,6 +236,17 @@ class DrafterCall:
         )  # fmt: skip
         tokens, _, sums, threshold, _ = (x.view(-1, rows) for x in drawn)
         return Drawn(tokens, logits, sums, threshold)
+
+    def _draw_once(self, texts: History, indices: list[int]) -> None:
+        """Raise ValueError where noise of the round would draw a second time."""
+        drawn = texts.drawn.setdefault(id(self), set())
+        again = drawn.intersection(indices) or len(indices) - len(set(indices))
+        if self.rule != "match" and again:
+            raise ValueError(
+                "index must be another one for each draft of a round, because the noise of an "
+                f"index draws once, got {indices} after {sorted(drawn)}"
+            )
+        drawn.update(indices)
 
     def _noise_positions(
         self,

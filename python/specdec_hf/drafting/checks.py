@@ -339,7 +339,16 @@ def _read_drawn(
             f"{name} must return drawn as None or what call.draw returned, "
             f"got {type(drawn).__name__}"
         )
-    shape = drawn.logits.shape
-    fits = len(shape) == 3 and len(shape[:1]) and shape[0] == batch_size
-    fits = fits and (rows is None or shape[1] == rows)
-    return Drawn.join([drawn], device), bool(fits)
+    shape: Any = getattr(drawn.logits, "shape", ())
+    for field in ("logits", "tokens", "logsumexp", "threshold"):
+        value = getattr(drawn, field)
+        wanted = shape if field == "logits" else shape[:2]
+        stored = isinstance(value, torch.Tensor) and value.device.type != "meta"
+        if not stored or len(shape) != len("BMV") or value.shape != wanted:
+            got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ValueError(
+                f"{name} must return drawn as call.draw returned it, with {field} "
+                f"{'[B, M, V]' if field == 'logits' else '[B, M]'} in memory, got {got}"
+            )
+    fits = shape[0] == batch_size and rows in (None, shape[1])
+    return Drawn.join([drawn], device), fits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -27,6 +28,11 @@ class History:
     tokens: NDArray[np.int64]
     lengths: NDArray[np.int64]
     active: NDArray[np.bool_]
+
+    @cached_property
+    def drawn(self) -> dict[int, set[int]]:
+        """By calls, which drafts were drawn after these texts; see `DrafterCall.draw`."""
+        return {}
 
     def lengths_on(self, device: torch.device) -> torch.Tensor:
         """``lengths`` as a tensor on a device."""

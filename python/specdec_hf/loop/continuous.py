@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import Refused
+from specdec_hf.arguments import Refused, check_integer
 from specdec_hf.drafting.checks import describe
 from specdec_hf.loop.begin import begin
 from specdec_hf.loop.output import end
@@ -450,7 +450,8 @@ def _feed(alone: Session, begin: int, size: int) -> None:
 def _let_drafter_read(alone: Session, size: int) -> bool:
     """Let what drafts read the next tokens of a text; whether it has read all of it."""
     assert alone.state is not None
-    return alone.state.read(alone.history.shown(), size) == 0
+    left = alone.state.read(alone.history.shown(), size)
+    return check_integer(f"{type(alone.state).__name__}.read", left, 0) == 0
 
 
 def _begin_like(session: Session, call: Call, seed: Any) -> Session:
