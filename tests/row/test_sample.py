@@ -57,11 +57,11 @@ def test_the_public_function_tells_seeds_from_positions():
     got = specdec_kernels.sample(torch.zeros(8, 50), seeds=seeds, positions=positions)
     uniforms = philox_uniforms(seeds, positions, STREAM["draft"])
     assert got.tokens.tolist() == np.floor(uniforms * 50).tolist()
-    wide = torch.full((8,), 2**32 + 1)  # a top-k of 1 if it wrapped
-    counted = specdec_kernels.sample(
-        torch.zeros(8, 50), top_k=wide, seeds=seeds, positions=positions
+    rows, wide = torch.linspace(0, 1, 50).expand(8, 50), torch.full((8,), 2**32 + 1)  # 1 if cut
+    all_kept, counted = (
+        specdec_kernels.sample(rows, top_k=k, seeds=seeds, positions=positions) for k in (0, wide)
     )
-    assert counted.tokens.tolist() == got.tokens.tolist()
+    assert counted.tokens.tolist() == all_kept.tokens.tolist()
 
 
 def test_a_vocabulary_beyond_32_bits_is_refused():
