@@ -6,7 +6,7 @@ the last committed token, with `verify_tree`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -33,12 +33,6 @@ from specdec_kernels import (
     verify_chain,
     verify_tree,
 )
-
-# These rules try siblings that hold the same token one after the other; multi_draft_wor does where
-# they were drawn apart. For the other rules such siblings are one child.
-RULES_TRYING_EQUAL_SIBLINGS = (
-    "multi_draft", "multi_draft_wor", "k_seq", "traversal", CUSTOM_RULE,
-)  # fmt: skip
 
 
 class Drafted:
@@ -173,9 +167,10 @@ class Drafted:
                 seeds=session.seeds,
                 positions=positions,
                 max_depth=0 if draft is None else draft.depth,
-                with_accept_probs=session.trace is not None,
+                with_accept_probs=True,
             )
-            extra = [verdict.path, tree.tokens, tree.parents]
+            tried = ~verdict.accept_probs.isnan()
+            extra = [verdict.path, tree.tokens, tree.parents, tried]
             if draft is not None:
                 assert isinstance(session.runner, SpecRunner)
                 session.runner.compact(positions, verdict.path)
@@ -196,53 +191,31 @@ class Drafted:
             chains = zip(ids, accepted, counts, strict=True)
             rejected = [ids[:count][n : n + 1].tolist() for ids, n, count in chains]
             return DraftCounts(counts, counts, counts, rejected)
-        path, tokens, parents = taken.extra[:3]
+        path, tokens, parents, reached = taken.extra[:4]
         drafted = np.zeros(len(path), dtype=np.int64)
         depths, tried = drafted.copy(), drafted.copy()
         rejected = [[] for _ in path]
+        # Only this rule keeps the children of equal siblings apart.
+        apart = self.session.rule == "traversal"
         for b in np.flatnonzero(self.session.history.active).tolist():
-            nodes, above = tokens[b].tolist(), parents[b].tolist()
-            steps = path[b, : accepted[b]].tolist()
-            end = [nodes[n] for n in steps] if ends_in_draft[b] else None
-            children, drafted[b], depths[b] = _children(nodes, above, end)
-            rejected[b] = self._count_trials(b, steps, nodes, above, children)
+            nodes, steps = tokens[b].tolist(), path[b, : accepted[b]].tolist()
+            names = tuple(steps) if apart else tuple(nodes[n] for n in steps)
+            end = names if ends_in_draft[b] else None
+            children, drafted[b], depths[b] = _children(
+                nodes, parents[b].tolist(), range(len(nodes)) if apart else nodes, end
+            )
+            stats = self.session.stats.sequences[self.session.numbers[b]]
+            for depth, node in enumerate([*steps, None]):
+                siblings = children.get(names[:depth], [])
+                listed = _trials(siblings, nodes, reached[b], node)
+                if node is None:  # no sibling is left where the text ended with the last node
+                    stats.record_trials(len(listed), None)
+                    rejected[b] = list(dict.fromkeys(nodes[n] for n in listed))
+                else:
+                    trial = listed.index(node)
+                    stats.record_trials(trial + 1, trial)
             tried[b] = accepted[b] + bool(rejected[b])
         return DraftCounts(drafted, depths, tried, rejected)
-
-    def _count_trials(
-        self,
-        b: int,
-        path: list[int],
-        tokens: list[int],
-        parents: list[int],
-        children: dict[int, list[int]],
-    ) -> list[int]:
-        """Count the trials of the verification along a path.
-
-        Returns:
-            The tokens of the children of the last node, each once: all of them were rejected.
-        """
-        session, rule = self.session, self.session.rule
-        stats = session.stats.sequences[session.numbers[b]]
-        tries_equal = rule in RULES_TRYING_EQUAL_SIBLINGS
-        members = [-1]  # siblings with the token that was accepted last; the rule sees one node
-        for above, node in zip([-1, *path], [*path, None], strict=True):
-            if rule in ("traversal", CUSTOM_RULE):
-                # They keep the subtrees of equal siblings apart, traversal except where it is
-                # greedy.
-                members = [above if node is None else parents[node]]
-            siblings = sorted(n for m in members for n in children.get(m, ()))
-            listed = [tokens[n] for n in siblings]
-            if node is None:  # no sibling is left where the text ended with the last node
-                stats.record_trials(len(listed if tries_equal else set(listed)), None)
-                return list(dict.fromkeys(listed))
-            token = tokens[node]
-            trial = (
-                siblings.index(node) if tries_equal else list(dict.fromkeys(listed)).index(token)
-            )
-            stats.record_trials(trial + 1, trial)
-            members = [n for n in siblings if tokens[n] == token]
-        return []
 
     def rows(self, taken: Taken) -> NDArray[np.int64]:
         """[B, n], the row of logits that each emitted token was chosen from."""
@@ -262,7 +235,7 @@ class Drafted:
         active = self.active.copy()
         if self.session.drafts_trees:
             path, tokens = extra[:2]
-            del extra[:3]
+            del extra[:4]
             keeps = np.arange(path.shape[1]) < kept[:, None]
             path = np.where(keeps, path, -1)
             accepted = np.take_along_axis(tokens, np.maximum(path, 0), axis=1)
@@ -328,16 +301,31 @@ def verify_without_residual(
 
 
 def _children(
-    tokens: list[int], parents: list[int], end: list[int] | None
-) -> tuple[dict[int, list[int]], int, int]:
-    """The children of each present node, the number of present nodes, and their largest depth.
+    tokens: list[int], parents: list[int], names: Sequence[int], end: tuple[int, ...] | None
+) -> tuple[dict[tuple[int, ...], list[int]], int, int]:
+    """The children behind each path of names, the number of present nodes, their largest depth.
 
-    Nodes behind the path of tokens ``end`` are absent, where a text ends with it.
+    Nodes behind the path ``end`` are absent, where a text ends with it.
     """
-    paths: dict[int, list[int]] = {-1: []}
-    children: dict[int, list[int]] = {}
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
+    children: dict[tuple[int, ...], list[int]] = {}
     for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if token >= 0 and parent in paths and paths[parent] != end:
-            paths[n] = [*paths[parent], token]
-            children.setdefault(parent, []).append(n)
+            paths[n] = (*paths[parent], names[n])
+            children.setdefault(paths[parent], []).append(n)
     return children, len(paths) - 1, max(map(len, paths.values()))
+
+
+def _trials(
+    siblings: list[int], tokens: list[int], reached: NDArray[np.int64], accepted: int | None
+) -> list[int]:
+    """The siblings that count as trials: those that the op compared, and of others each token once.
+
+    Rule top_k_plus_one compares the last child first, and traversal the leaves alone; children
+    before an accepted one then count without having been compared.
+    """
+    trials: list[int] = []
+    for n in siblings:
+        if n == accepted or reached[n] or tokens[n] not in {tokens[m] for m in trials}:
+            trials.append(n)
+    return trials
