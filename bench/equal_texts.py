@@ -21,7 +21,7 @@ from rich.table import Table
 from specdec_hf import TreeSpec, generate
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.weights import load_embedded
-from specdec_hf.lab.bench.configs import first_of_each_category
+from specdec_lab.bench.configs import first_of_each_category
 
 from bench.tree_acceptance import encode, rounded
 

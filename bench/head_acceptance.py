@@ -27,9 +27,9 @@ from specdec_hf.cli.weights import load_embedded
 from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.shipped import shipped_heads
-from specdec_hf.lab.analysis.replay import Text, write_text
-from specdec_hf.lab.bench.configs import first_of_each_category
-from specdec_hf.lab.training.unrolled import Batch, acceptance_of, unroll
+from specdec_lab.analysis.replay import Text, write_text
+from specdec_lab.bench.configs import first_of_each_category
+from specdec_lab.training.unrolled import Batch, acceptance_of, unroll
 
 STEPS = 5  # drafts of the longest chain
 GAMMAS = (1, 3, 5)

@@ -19,13 +19,14 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from specdec_hf import DistilledDrafter, generate
+from specdec_hf import generate
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.run import encode
 from specdec_hf.cli.weights import load_embedded
-from specdec_hf.drafters.layers import with_fewer_layers
-from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
-from specdec_hf.lab.analysis.replay import Text, replay, write_text
+from specdec_lab.analysis.acceptance import MeasuredAcceptance
+from specdec_lab.analysis.replay import Text, replay, write_text
+from specdec_papers.distilled import DistilledDrafter
+from specdec_papers.layers import with_fewer_layers
 
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 LONGEST = 500  # tokens of a question

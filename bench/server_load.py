@@ -37,11 +37,12 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
-from specdec_hf import BatchQueue, SpeculativeDecoder
+from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli.prompts import SHIPPED_PROMPTS, PromptError, read_prompts
 from specdec_hf.cli.weights import embedded_folder, load_folder
 from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE
 from specdec_hf.model_files import load_tokenizer
+from specdec_serve.batch_queue import BatchQueue
 
 from bench.results import machine
 
@@ -365,8 +366,8 @@ class ServerProcess:
 def _serve(settings: dict[str, Any]) -> None:
     """The program of `ServerProcess`: says where it serves, and at its end what it took."""
     import torch  # noqa: PLC0415
-    from specdec_hf.server.app import Server, make_app  # noqa: PLC0415
-    from specdec_hf.server.service import Limits  # noqa: PLC0415
+    from specdec_serve.app import Server, make_app  # noqa: PLC0415
+    from specdec_serve.service import Limits  # noqa: PLC0415
 
     model, tokenizer = load_folder(settings["model"], dtype=getattr(torch, settings["dtype"]))
     kind = StaticBatches if settings["batches"] == STATIC else SpeculativeDecoder

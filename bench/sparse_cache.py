@@ -29,11 +29,12 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from specdec_hf import VerticalCascade, generate, pack_
+from specdec_hf import generate, pack_
 from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.run import encode
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.loop.statistics import SpecStats
+from specdec_papers.cascade import VerticalCascade
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from specdec_kernels.analysis import walltime_factor

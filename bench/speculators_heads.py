@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from specdec_hf import DFlashDrafter, PEagleDrafter, generate
-from specdec_hf.heads.dflash import load_dflash, save_dflash
-from specdec_hf.heads.peagle import load_peagle, save_peagle
+from specdec_hf import generate
+from specdec_papers.dflash import DFlashDrafter, load_dflash, save_dflash
+from specdec_papers.peagle import PEagleDrafter, load_peagle, save_peagle
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 

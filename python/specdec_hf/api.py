@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
+from specdec_hf import plugins
 from specdec_hf.arguments import check_integer, check_integers, check_sequence, shown
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.loop.assistant import with_assistant
@@ -306,9 +307,7 @@ def _decode(model: Any, call: Call, options: Options, streamer: Streamer | None)
     """The output of a call: the rounds of a session, or of a beam search."""
     if call.beams is None:
         return run(_begin(model, call, options), streamer)
-    from specdec_hf.beams.search import beam_search  # noqa: PLC0415  # another loop
-
-    output = beam_search(model, call, with_assistant(options, call.assistant))
+    output = plugins.load("beam_search")(model, call, with_assistant(options, call.assistant))
     return output if call.return_dict else output.sequences
 
 

@@ -6,9 +6,10 @@ that learns and of drafts over a sparse cache.
 
 import pytest
 import torch
-from specdec_hf import DistilledDrafter, generate
+from specdec_hf import generate
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter
-from specdec_hf.lab.analysis.replay import write_text
+from specdec_lab.analysis.replay import write_text
+from specdec_papers.distilled import DistilledDrafter
 from support import hf_models
 from support.hf_models import one_thread  # noqa: F401  # autouse here
 from transformers import DynamicCache

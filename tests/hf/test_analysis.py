@@ -7,17 +7,17 @@ import pytest
 import torch
 from specdec_hf import ModelDrafter, PromptLookupDrafter
 from specdec_hf.drafters.merge import TrieDrafter
-from specdec_hf.drafters.token_recycling import TokenRecyclingDrafter
 from specdec_hf.drafting.drafter import StatelessDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
-from specdec_hf.lab.analysis.acceptance import MeasuredAcceptance
-from specdec_hf.lab.analysis.operations import measure_operations
-from specdec_hf.lab.analysis.replay import replay, rule_for, write_text
-from specdec_hf.lab.analysis.residual import ablate_residual, chi_square, draw_experiment
-from specdec_hf.lab.analysis.speed import compare_speed, compare_with_oracle
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.trees import TrieTree
+from specdec_lab.analysis.acceptance import MeasuredAcceptance
+from specdec_lab.analysis.operations import measure_operations
+from specdec_lab.analysis.replay import replay, rule_for, write_text
+from specdec_lab.analysis.residual import ablate_residual, chi_square, draw_experiment
+from specdec_lab.analysis.speed import compare_speed, compare_with_oracle
+from specdec_papers.token_recycling import TokenRecyclingDrafter
 from support import hf_models
 from support.hf_models import head_for
 

@@ -25,10 +25,10 @@ from specdec_hf import (
     compat,
     generate,
 )
-from specdec_hf.drafters.ngram import NgramDrafter
-from specdec_hf.drafters.ngram_table import NgramTable
 from specdec_hf.options import ALIASES, Options
 from specdec_host import Corpus
+from specdec_papers.ngram import NgramDrafter
+from specdec_papers.ngram_table import NgramTable
 from support import hf_models
 from support.cli_models import letters
 from transformers import GenerationConfig

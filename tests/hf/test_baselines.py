@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from specdec_hf.lab.bench.baselines import BestOf, RejectionSampling
+from specdec_lab.bench.baselines import BestOf, RejectionSampling
 from support import hf_models
 
 VOCAB, GAMMA = 3, 2

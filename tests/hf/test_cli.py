@@ -14,7 +14,7 @@ from specdec_hf.cli.compare import Alone
 from specdec_hf.cli.report import print_alone, verdict
 from specdec_hf.cli.speeds import Speeds
 from specdec_hf.cli.terminal import visible
-from specdec_hf.drafting.registry import DRAFTERS, usage
+from specdec_hf.drafting.registry import drafters, usage
 from specdec_hf.runner.fit import Fit
 from support import cli_models
 from support.cli_models import answered, invoke, masked, one_line_error, reported, says, succeed
@@ -103,7 +103,7 @@ def test_info_lists_versions_and_providers_and_help_the_drafters():
     row = "CUDA kernels +" + ("built" if built else "not built; SPECDEC_CUDA=all builds them")
     assert re.search(row, result.output)
     listed = succeed("generate", "--drafter", "help").output
-    assert set(map(usage, DRAFTERS)) <= set(listed.split())
+    assert set(map(usage, drafters())) <= set(listed.split())
 
 
 # Options of `generate`: the words; what is said; values of the summary and of the statistics.

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from specdec_hf.lab.analysis import figures, tree_pictures
-from specdec_hf.lab.analysis.encoders import EncoderSeconds
 from specdec_hf.loop.round_record import RoundRecord
+from specdec_lab.analysis import figures, tree_pictures
+from specdec_lab.analysis.encoders import EncoderSeconds
 from support.cli_models import invoke, masked, says
 
 from specdec_kernels.analysis import walltime_factor

@@ -14,13 +14,13 @@ import torch
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.heads.eagle3.files import save_head
-from specdec_hf.lab.bench import configs as bench_configs
-from specdec_hf.lab.bench import efficiency, results, summary
-from specdec_hf.lab.bench import runs as bench_runs
-from specdec_hf.lab.bench.runs import WITHOUT, Answer, Batch, Config, Turns
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
+from specdec_lab.bench import configs as bench_configs
+from specdec_lab.bench import efficiency, results, summary
+from specdec_lab.bench import runs as bench_runs
+from specdec_lab.bench.runs import WITHOUT, Answer, Batch, Config, Turns
 from support import cli_models, hf_models
 from support.cli_models import masked, reported, succeed
 from support.hf_models import head_for

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from specdec_hf.heads.eagle3.files import load_head
-from specdec_hf.lab.training.command import _share
+from specdec_lab.training.command import _share
 from support.cli_models import invoke, masked, one_line_error, says, succeed
 
 pytestmark = pytest.mark.training

@@ -13,7 +13,7 @@ import sys
 from typing import get_args
 
 import pytest
-from specdec_hf import NgramDrafter, TrieTree
+from specdec_hf import TrieTree
 from specdec_hf.cli import options
 from specdec_hf.cli.app import app, build
 from specdec_hf.drafters import tree_model
@@ -23,6 +23,7 @@ from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.drafter import RULES_OF_DETERMINISTIC_TREES, lossy_rules_of
 from specdec_hf.options import COMMON
 from specdec_hf.rules import LOSSY_RULES
+from specdec_papers.ngram import NgramDrafter
 from support import hf_models
 from support.cli_models import environment, invoke, one_line_error, write_folder
 from transformers import Gemma3Config

@@ -9,7 +9,7 @@ import pytest
 import torch
 from proofs import SIGNIFICANCE, chi_square
 from specdec_hf import compat, generate
-from specdec_hf.compat.logits_processors import GREEDY
+from specdec_papers.compat.logits_processors import GREEDY
 from support import hf_models
 from transformers import DynamicCache
 
@@ -276,7 +276,7 @@ def test_wrong_arguments_of_compat_are_refused_by_name_before_anything_is_printe
 @pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the documents are not here")
 def test_the_page_lists_every_name():
     page = (ROOT / "docs" / "compat.md").read_text()
-    row = re.search(r"^\| `specdec_hf.compat` \|(.*?)\|", page, re.MULTILINE)[1]
+    row = re.search(r"^\| `specdec_papers.compat` \|(.*?)\|", page, re.MULTILINE)[1]
     assert set(re.findall(r"`(\w+)`", row)) == set(compat.__all__)
 
 

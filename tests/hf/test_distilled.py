@@ -6,8 +6,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from specdec_hf import DistilledDrafter, generate
-from specdec_hf.drafters.distilled import DistilledState
+from specdec_hf import generate
+from specdec_papers.distilled import DistilledDrafter, DistilledState
 from support import hf_models
 from transformers import AutoModelForCausalLM
 

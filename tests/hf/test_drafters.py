@@ -14,9 +14,9 @@ from specdec_hf import (
     SequenceStats,
     SpecStats,
     StatelessDrafter,
-    VerticalCascade,
     generate,
 )
+from specdec_papers.cascade import VerticalCascade
 from support import hf_models
 from support.hf_models import Clock, SlowLookup
 

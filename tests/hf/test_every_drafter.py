@@ -9,13 +9,16 @@ import pkgutil
 
 import numpy as np
 import pytest
+import specdec_hf.drafters
+import specdec_hf.heads
+import specdec_papers
 import torch
-from specdec_hf import Drafter, History, SpeculativeDecoder, TrieTree, drafters, generate, heads
+from specdec_hf import Drafter, History, SpeculativeDecoder, TrieTree, generate
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.call import reads_draft
 from specdec_hf.drafting.drafter import lossy_rules_of, rules_of
-from specdec_hf.drafting.registry import DRAFTERS
+from specdec_hf.drafting.registry import drafters
 from specdec_hf.rules import text_depends_on_drafts
 from support import drafter_proof, hf_models
 from support.drafter_proof import (
@@ -39,11 +42,12 @@ def resolved(name, model, folder):
 
 
 def test_every_named_drafter_is_in_the_table():
-    assert set(drafter_proof.NAMED) == set(DRAFTERS)
+    assert set(drafter_proof.NAMED) == set(drafters())
 
 
 def test_every_class_of_drafters_is_in_the_table(tmp_path):
-    expected, folders = set(), {one.__name__: one.__path__ for one in (drafters, heads)}
+    packages = specdec_hf.drafters, specdec_hf.heads, specdec_papers
+    expected, folders = set(), {one.__name__: one.__path__ for one in packages}
     for module in (m for n, path in folders.items() for m in pkgutil.walk_packages(path, f"{n}.")):
         held = vars(importlib.import_module(module.name)).values()
         classes = [one for one in held if inspect.isclass(one) and not inspect.isabstract(one)]
@@ -78,7 +82,7 @@ def of_seven_tokens():
 SAMPLED = {"do_sample": True, "max_new_tokens": 8, "seed": [5, 6, 7]}
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", drafters())
 def test_the_entry_of_a_name_says_what_its_drafter_gives_in_a_call(name, tmp_path):
     """The command line reads the entries, and never a draft; `several` is compared below."""
     drafts, forwards = [], []
@@ -96,9 +100,9 @@ def test_the_entry_of_a_name_says_what_its_drafter_gives_in_a_call(name, tmp_pat
         "draws": {draft.drawn is not None for draft in given},
         "reports_confidence": {draft.confidence is not None for draft in given},
     }
-    assert found == {key: {getattr(DRAFTERS[name], key)} for key in found}
+    assert found == {key: {getattr(drafters()[name], key)} for key in found}
     made = any(logits is not None for logits in forwards)
-    assert DRAFTERS[name].makes_forward == drafter.needs.target_forward
+    assert drafters()[name].makes_forward == drafter.needs.target_forward
     assert drafter.needs.target_forward or not made
 
 

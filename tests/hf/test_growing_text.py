@@ -10,7 +10,7 @@ from support.text_server import EXTRA
 
 pytest.importorskip("fastapi", reason=EXTRA)
 
-from specdec_hf.server.growing_text import GrowingText
+from specdec_serve.growing_text import GrowingText
 
 pytestmark = pytest.mark.server
 

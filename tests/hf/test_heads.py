@@ -16,14 +16,15 @@ import safetensors.torch
 import torch
 from hf import published_heads as layouts
 from safetensors.torch import load_file, save_file
-from specdec_hf import EagleTree, PassHeadDrafter, TreeSpec
-from specdec_hf.drafting.registry import DRAFTERS, class_of
-from specdec_hf.heads.dflash import save_dflash
+from specdec_hf import EagleTree, TreeSpec
+from specdec_hf.drafting.registry import class_of, drafters
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.eagle3.files import save_as_speculators
-from specdec_hf.heads.peagle import save_peagle
-from specdec_hf.lab.training.unrolled import unroll
 from specdec_hf.runner.spec_runner import SpecRunner
+from specdec_lab.training.unrolled import unroll
+from specdec_papers.dflash import save_dflash
+from specdec_papers.pass_head import PassHeadDrafter
+from specdec_papers.peagle import save_peagle
 from support import drafter_proof, hf_models
 from support.drafter_proof import begun, history_of, propose, with_states
 
@@ -77,7 +78,7 @@ def drafted(case, target, folder, reference=None):
     name = case.drafter or CHAINS.get(case.kind, case.kind)
     more = {"eagle": (EagleTree(2, 3, 6),), "eagle3": (EagleTree(2, 3, 6),), "medusa": (TREE,)}
     drafter = class_of(name)(folder, *more.get(name, ()))
-    settings = (SAMPLED if DRAFTERS[name].draws else NONE) | case.settings
+    settings = (SAMPLED if drafters()[name].draws else NONE) | case.settings
     _, rounds = hf_models.rounds_of(target, drafter, (9, 4, 12), **settings)
     return rounds[:: 1 + len(rounds) // 5], reference.logits
 

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from specdec_hf.server.encoder import NFC_JOINS, token_capacity
-from specdec_hf.server.fields import MAX_MESSAGES
+from specdec_serve.encoder import NFC_JOINS, token_capacity
+from specdec_serve.fields import MAX_MESSAGES
 from support import cli_models
 from support.text_server import SECONDS, TOKENIZER, Server, httpx, serving, until
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -149,7 +149,7 @@ def test_texts_whose_client_has_left_are_never_encoded():
 
 
 def test_a_text_that_waits_for_another_to_be_encoded_ends_with_the_server(monkeypatch):
-    monkeypatch.setattr("specdec_hf.server.app.SECONDS_TO_END", 0.1)
+    monkeypatch.setattr("specdec_serve.app.SECONDS_TO_END", 0.1)
     tokenizer = Gated()
     with serving(tokenizer=tokenizer) as (client, queue), ThreadPoolExecutor(2) as pool:
         first = pool.submit(client.post, GENERATE, json=asked("first"))

@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from specdec_hf import LayerSkipDrafter, SkippedSublayers
-from specdec_hf.drafters.skipped_sublayers import sizes_of
-from specdec_hf.lab.layer_skip.calibration import Calibration, Drafting, search_layers
-from specdec_hf.lab.layer_skip.optimiser import expected_improvement
-from specdec_hf.runner.split_model import SplitModel
+from specdec_lab.layer_skip.calibration import Calibration, Drafting, search_layers
+from specdec_lab.layer_skip.optimiser import expected_improvement
+from specdec_papers.own_layers import LayerSkipDrafter
+from specdec_papers.skipped_sublayers import SkippedSublayers, sizes_of
+from specdec_papers.split_model import SplitModel
 from support import hf_models
 from support.cli_models import invoke, one_line_error, says
 from support.hf_models import differences, rounds_of

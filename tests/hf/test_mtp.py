@@ -19,9 +19,10 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from specdec_hf import EagleTree, MtpDrafter, MtpTreeDrafter
-from specdec_hf.heads.mtp import files
-from specdec_hf.heads.mtp.files import load_mtp
+from specdec_hf import EagleTree
+from specdec_papers.mtp import files
+from specdec_papers.mtp.drafter import MtpDrafter, MtpTreeDrafter
+from specdec_papers.mtp.files import load_mtp
 from support import hf_models
 from support.hf_models import PAD, VOCAB, differences, rounds_of
 from torch import nn

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from proofs import chi_square_of_counts
-from specdec_hf import LookaheadDrafter, NasdDrafter, RestDrafter, SuffixAutomatonDrafter, TrieTree
-from specdec_hf.drafters.lookahead import LookaheadState
-from specdec_hf.drafters.ngram import NgramDrafter, RandomDrafter
-from specdec_hf.drafters.ngram_table import NgramCounts, NgramTable
+from specdec_hf import RestDrafter, SuffixAutomatonDrafter, TrieTree
 from specdec_hf.drafting.context import Candidates
 from specdec_hf.drafting.drafter import Round
 from specdec_host import Corpus
+from specdec_papers.lookahead import LookaheadDrafter, LookaheadState
+from specdec_papers.nasd import NasdDrafter
+from specdec_papers.ngram import NgramDrafter, RandomDrafter
+from specdec_papers.ngram_table import NgramCounts, NgramTable
 from support import hf_models
 from support.cli_models import one_line_error
 from support.drafter_proof import begun, chains_of, counts_of, history_of, propose

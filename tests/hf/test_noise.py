@@ -15,19 +15,18 @@ from specdec_hf import (
     Draft,
     DrafterCall,
     Drawn,
-    HorizontalCascade,
     ModelDrafter,
-    NasdDrafter,
-    RandomDrafter,
     StatelessDrafter,
     SuffixAutomatonDrafter,
     TrieTree,
-    VerticalCascade,
     generate,
 )
 from specdec_hf.drafters import cascade, copying, merge, nasd
 from specdec_hf.drafting import checks
 from specdec_hf.loop import drafted
+from specdec_papers.cascade import HorizontalCascade, VerticalCascade
+from specdec_papers.nasd import NasdDrafter
+from specdec_papers.ngram import RandomDrafter
 from support import hf_models
 from support.drafter_proof import (
     GAMMA,

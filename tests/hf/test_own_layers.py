@@ -5,8 +5,10 @@ from functools import cache
 
 import pytest
 import torch
-from specdec_hf import EagleTree, LayerSkipDrafter, SkippedSublayers, TrieTree, generate
-from specdec_hf.runner.split_model import SplitModel
+from specdec_hf import EagleTree, TrieTree, generate
+from specdec_papers.own_layers import LayerSkipDrafter
+from specdec_papers.skipped_sublayers import SkippedSublayers
+from specdec_papers.split_model import SplitModel
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical
 from support.hf_models import exit_folder

@@ -12,8 +12,8 @@ import proofs
 import pytest
 import torch
 from specdec_hf import Draft, Drawn, SpeculativeDecoder, StatelessDrafter, check_rule, generate
-from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.rule_check import cells_of
+from specdec_papers.ngram import RandomDrafter
 from support import hf_models
 
 from specdec_kernels.analysis.uniforms import acceptance_uniforms, draw_uniforms

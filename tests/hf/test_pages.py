@@ -9,7 +9,7 @@ import pytest
 import specdec_hf
 import torch
 from specdec_hf import check_drafter
-from specdec_hf.drafting.registry import DRAFTERS
+from specdec_hf.drafting.registry import drafters
 from support import cli_models, hf_models
 from support.cli_models import invoke, says, write_folder
 from transformers import dynamic_module_utils
@@ -68,7 +68,7 @@ def test_the_names_of_the_pages_exist():
     for name in re.findall(r"`specdec_kernels\.analysis\.(\w+)`", TEXT):
         assert hasattr(analysis, name), name
     listed = (DOCS / "drafters.md").read_text()
-    for name, entry in DRAFTERS.items():
+    for name, entry in drafters().items():
         kind = entry.place.partition(":")[2]
         assert re.search(rf"^\| `{name}[:`].*\| `{kind}`", listed, re.MULTILINE), name
         assert getattr(specdec_hf, kind).name == name

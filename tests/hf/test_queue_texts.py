@@ -9,9 +9,9 @@ import functools
 
 import pytest
 import torch
-from specdec_hf import BatchQueue, PromptLookupDrafter, SpeculativeDecoder, generate
-from specdec_hf.batch_queue import REFUSED
+from specdec_hf import PromptLookupDrafter, SpeculativeDecoder, generate
 from specdec_hf.request.unsupported import HONOURED
+from specdec_serve.batch_queue import REFUSED, BatchQueue
 from support import hf_models
 
 MODEL = hf_models.build("llama", vocab_size=11)

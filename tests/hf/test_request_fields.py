@@ -12,7 +12,7 @@ from support.text_server import EXTRA, NAME, alone, serving
 pytest.importorskip("fastapi", reason=EXTRA)
 
 from annotated_types import Ge, Gt, Le, Lt
-from specdec_hf.server.fields import ChatRequest, CompletionRequest, GenerateParameters
+from specdec_serve.fields import ChatRequest, CompletionRequest, GenerateParameters
 
 pytestmark = pytest.mark.server
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from specdec_hf.cli.interrupt import State
-from specdec_hf.cli.serve import _listening, serve
+from specdec_serve.command import _listening, serve
 from support.cli_models import invoke, one_line_error, succeed, write_encoder_decoder
 from support.text_server import (
     NAME,
@@ -132,7 +132,7 @@ def test_texts_end_with_the_server_before_the_round_that_runs(monkeypatch, capfd
 
     A prompt of thousands of tokens is read for longer than open requests get.
     """
-    monkeypatch.setattr("specdec_hf.server.app.SECONDS_TO_END", 0.1)
+    monkeypatch.setattr("specdec_serve.app.SECONDS_TO_END", 0.1)
     with serving(batch_size=1) as (client, queue), ThreadPoolExecutor(2) as pool:
         whole = stream(client, body("whole", max_new_tokens=1))[-1]
         queue.decoder.gate.clear()

@@ -5,9 +5,11 @@ from functools import cache, partial
 
 import pytest
 import torch
-from specdec_hf import HorizontalCascade, SparseCacheDrafter, TrieTree, VerticalCascade
-from specdec_hf.drafters import sparse_cache
-from specdec_hf.runner.sparse_runner import SparseRunner
+from specdec_hf import TrieTree
+from specdec_papers import sparse_cache
+from specdec_papers.cascade import HorizontalCascade, VerticalCascade
+from specdec_papers.sparse_cache import SparseCacheDrafter
+from specdec_papers.sparse_runner import SparseRunner
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, begun
 from transformers import AttentionInterface

@@ -6,11 +6,11 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from specdec_hf import StatelessDrafter, TextDrafter, TrieTree, generate
+from specdec_hf import StatelessDrafter, TrieTree, generate
 from specdec_hf.drafters.fingerprint import UNKNOWN, fingerprint_of, same_vocabulary
-from specdec_hf.drafters.ngram_table import NgramTable
-from specdec_hf.drafters.text import Translation, Vocabulary, plain_end
 from specdec_host import Corpus
+from specdec_papers.ngram_table import NgramTable
+from specdec_papers.other_vocabulary import TextDrafter, Translation, Vocabulary, plain_end
 from support import cli_models, hf_models
 from support.cli_models import END, answered, letters, one_line_error, succeed, write_folder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers

@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from specdec_hf import Candidates, SpeculativeDecoder, TokenRecyclingDrafter, TreeSpec
+from specdec_hf import Candidates, SpeculativeDecoder, TreeSpec
 from specdec_hf.drafting.drafter import Round
+from specdec_papers.token_recycling import TokenRecyclingDrafter
 from support import hf_models
 from support.drafter_proof import begun, history_of
 from support.hf_models import NEW, run

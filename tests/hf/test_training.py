@@ -12,24 +12,24 @@ from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.shipped import TARGET, digest_of, read_sample
-from specdec_hf.lab.training import pipeline
-from specdec_hf.lab.training.conversations import (
+from specdec_lab.training import pipeline
+from specdec_lab.training.conversations import (
     ANSWERS,
     ChatFormat,
     Conversation,
     answer_sampling,
     converse,
 )
-from specdec_hf.lab.training.draft_model import project_output
-from specdec_hf.lab.training.kinds import KINDS
-from specdec_hf.lab.training.losses import mean_loss
-from specdec_hf.lab.training.on_policy import write_answers
-from specdec_hf.lab.training.pipeline import Pipeline, Progress
-from specdec_hf.lab.training.settings import LOSSES, TrainingSettings
-from specdec_hf.lab.training.states import check_output
-from specdec_hf.lab.training.texts import cut_texts, is_held_out, read_conversations
-from specdec_hf.lab.training.train import Recipe
-from specdec_hf.lab.training.unrolled import acceptance_of, covered_by, loss_of, unroll
+from specdec_lab.training.draft_model import project_output
+from specdec_lab.training.kinds import KINDS
+from specdec_lab.training.losses import mean_loss
+from specdec_lab.training.on_policy import write_answers
+from specdec_lab.training.pipeline import Pipeline, Progress
+from specdec_lab.training.settings import LOSSES, TrainingSettings
+from specdec_lab.training.states import check_output
+from specdec_lab.training.texts import cut_texts, is_held_out, read_conversations
+from specdec_lab.training.train import Recipe
+from specdec_lab.training.unrolled import acceptance_of, covered_by, loss_of, unroll
 from support import hf_models
 from support.cli_models import END, tokenizer
 from support.hf_models import draft_llama, head_for, pass_head, rounds_of, text_batch

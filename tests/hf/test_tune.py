@@ -11,16 +11,16 @@ import torch
 from specdec_hf import TrieTree, generate
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.weights import load_folder
-from specdec_hf.lab.bench.runs import Answer, Turns
-from specdec_hf.lab.tune import candidates as tuned
-from specdec_hf.lab.tune import search
+from specdec_lab.bench.runs import Answer, Turns
+from specdec_lab.tune import candidates as tuned
+from specdec_lab.tune import search
 from support.cli_models import answered, invoke, says, succeed
 
 
 @pytest.mark.build
 def test_the_calls_that_tune_prints_draft_as_it_measured(home, monkeypatch):
     """Whatever is chosen; which that is, a clock decides, here one that counts its readings."""
-    monkeypatch.setattr("specdec_hf.lab.tune.command.clock", itertools.count().__next__)
+    monkeypatch.setattr("specdec_lab.tune.command.clock", itertools.count().__next__)
     lines = [json.dumps({"turns": [f"Say {n} one two one {n}"]}) + "\n" for n in range(5)]
     (home / "prompts.jsonl").write_text("".join(lines))
     asked = "tune --model tiny --prompts prompts.jsonl --no-compile --max-new-tokens 6"

@@ -21,37 +21,35 @@ from hf.published_heads import dflash, peagle
 from numpy.typing import NDArray
 from proofs import SIGNIFICANCE, chi_square  # noqa: F401  # tests compare p-values with it
 from specdec_hf import (
-    DistilledDrafter,
     Draft,
     Drafter,
     DrafterCall,
     Drawn,
     EagleTree,
     History,
-    HorizontalCascade,
     KeptTexts,
     ModelDrafter,
-    MtpDrafter,
-    MtpTreeDrafter,
-    NasdDrafter,
     PromptLookupDrafter,
-    SkippedSublayers,
     State,
     StatelessDrafter,
     SuffixAutomatonDrafter,
-    TextDrafter,
-    TokenRecyclingDrafter,
     TreeSpec,
     TrieTree,
-    VerticalCascade,
     generate,
 )
-from specdec_hf.drafters.ngram import RandomDrafter
 from specdec_hf.drafting import checks
 from specdec_hf.drafting.call import reads_draft
 from specdec_hf.drafting.drafter import rules_of
 from specdec_hf.loop import drafted
 from specdec_hf.schedules.base import Schedule
+from specdec_papers.cascade import HorizontalCascade, VerticalCascade
+from specdec_papers.distilled import DistilledDrafter
+from specdec_papers.mtp.drafter import MtpDrafter, MtpTreeDrafter
+from specdec_papers.nasd import NasdDrafter
+from specdec_papers.ngram import RandomDrafter
+from specdec_papers.other_vocabulary import TextDrafter
+from specdec_papers.skipped_sublayers import SkippedSublayers
+from specdec_papers.token_recycling import TokenRecyclingDrafter
 from support import hf_models
 from support.cli_models import letters, letters_of, pairs
 

@@ -17,19 +17,19 @@ import torch
 import transformers
 from specdec_hf import PromptLookupDrafter, SpeculativeDecoder, generate
 from specdec_hf.cli.weights import load_embedded
-from specdec_hf.drafters.layers import with_fewer_layers
-from specdec_hf.heads.blockwise import BlockwiseHeads, save_blockwise
-from specdec_hf.heads.eagle import EagleConfig, EagleHead, save_eagle
 from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
-from specdec_hf.heads.exit_head import ExitConfig, ExitHead, save_exit
-from specdec_hf.heads.medusa import MedusaHeads, save_medusa
-from specdec_hf.heads.mtp.head import MtpBlock, MtpConfig, MtpHead
-from specdec_hf.heads.parallel import ParallelConfig
-from specdec_hf.heads.pass_head import PassConfig, PassHead, save_pass
-from specdec_hf.lab.training.draft_model import DraftLlama, DraftModelConfig
-from specdec_hf.lab.training.unrolled import Batch, loss_of, unroll
+from specdec_lab.training.draft_model import DraftLlama, DraftModelConfig
+from specdec_lab.training.unrolled import Batch, loss_of, unroll
+from specdec_papers.blockwise import BlockwiseHeads, save_blockwise
+from specdec_papers.eagle import EagleConfig, EagleHead, save_eagle
+from specdec_papers.exit_head import ExitConfig, ExitHead, save_exit
+from specdec_papers.layers import with_fewer_layers
+from specdec_papers.medusa import MedusaHeads, save_medusa
+from specdec_papers.mtp.head import MtpBlock, MtpConfig, MtpHead
+from specdec_papers.parallel import ParallelConfig
+from specdec_papers.pass_head import PassConfig, PassHead, save_pass
 from transformers.generation.streamers import BaseStreamer
 
 from specdec_kernels.versions import SUPPORTED, release

@@ -1,4 +1,4 @@
-"""A server of `specdec_hf.server` in a thread, and the texts that its requests must have."""
+"""A server of `specdec_serve` in a thread, and the texts that its requests must have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from specdec_hf import BatchQueue, SpeculativeDecoder, generate
+from specdec_hf import SpeculativeDecoder, generate
+from specdec_serve.batch_queue import BatchQueue
 from support import cli_models, hf_models
 
 EXTRA = "needs the extra [server]"
@@ -15,8 +16,8 @@ httpx = pytest.importorskip("httpx", reason=EXTRA)
 pytest.importorskip("fastapi", reason=EXTRA)
 pytest.importorskip("uvicorn", reason=EXTRA)
 
-from specdec_hf.server.app import Server, make_app  # noqa: E402
-from specdec_hf.server.service import Limits  # noqa: E402
+from specdec_serve.app import Server, make_app  # noqa: E402
+from specdec_serve.service import Limits  # noqa: E402
 
 MODEL = hf_models.build("llama", vocab_size=cli_models.END + 1)
 DRAFTER = hf_models.with_noise(MODEL, 0.02)

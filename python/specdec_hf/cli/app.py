@@ -16,8 +16,8 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
+from specdec_hf import plugins
 from specdec_hf.cli import interrupt, options
-from specdec_hf.cli.build import build_ngram, build_rest
 from specdec_hf.cli.chat import chat
 from specdec_hf.cli.checks import Settings, check, check_text, takes_settings
 from specdec_hf.cli.paths import check_json
@@ -31,7 +31,6 @@ from specdec_hf.cli.prompts import (
 )
 from specdec_hf.cli.report import collect_info, drafter_table, schedule_table, write_json
 from specdec_hf.cli.run import View, load_models, progress_bar, run, view_of
-from specdec_hf.cli.serve import serve
 from specdec_hf.cli.terminal import (
     FAILED,
     INTERRUPTED,
@@ -42,12 +41,6 @@ from specdec_hf.cli.terminal import (
     prepare_streams,
     visible,
 )
-from specdec_hf.lab.analysis.command import analyze_command
-from specdec_hf.lab.bench.command import bench
-from specdec_hf.lab.bench.synthetic import bench_synthetic
-from specdec_hf.lab.layer_skip.command import build_layer_skip
-from specdec_hf.lab.training.command import train_command
-from specdec_hf.lab.tune.command import tune
 from specdec_hf.requirements import explain
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -211,10 +204,6 @@ def _answer(
     run(chosen[:limit], settings, sources, view, json_file)
 
 
-app.command("serve")(no_traceback(serve))
-app.command("analyze")(no_traceback(analyze_command))
-
-
 @app.command("check")
 @no_traceback
 def check_command(
@@ -241,11 +230,6 @@ def check_command(
         fail(f"no cache fits {loaded.title}", FAILED)
 
 
-app.command("bench")(no_traceback(bench))
-app.command("bench-synthetic")(no_traceback(bench_synthetic))
-app.command("train")(no_traceback(train_command))
-app.command("tune")(no_traceback(tune))
-
 build = typer.Typer(cls=OneLineGroup, rich_markup_mode=None)
 
 
@@ -255,12 +239,6 @@ def build_group(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         assert isinstance(context.command, OneLineGroup)
         fail(f"build needs one of {', '.join(context.command.list_commands(context))}")
-
-
-build.command("ngram")(no_traceback(build_ngram))
-build.command("rest")(no_traceback(build_rest))
-build.command("layer_skip")(no_traceback(build_layer_skip))
-app.add_typer(build, name="build")
 
 
 @app.command("info")
@@ -288,6 +266,13 @@ def info_command(
     console.print("\nschedules, for --num-assistant-tokens-schedule:")
     console.print(schedule_table())
     write_json(json_file, info)
+
+
+app.add_typer(build, name="build")
+for name in sorted(plugins.entry_points_of("specdec.commands")):
+    group = build if name.startswith("build.") else app
+    command = no_traceback(plugins.load(name, "specdec.commands"))
+    group.command(name.removeprefix("build."))(command)
 
 
 def _version() -> str:

@@ -27,12 +27,11 @@ from specdec_hf.cli.options import (
 from specdec_hf.cli.paths import check_is_folder, check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
+from specdec_hf.drafting.entry import FILE, FOLDER
 from specdec_hf.drafting.layer_numbers import check_layers_of
 from specdec_hf.drafting.registry import (
     AUTO,
-    DRAFTERS,
-    FILE,
-    FOLDER,
+    drafters,
     entry_named,
     entry_of,
     has_own_tree,
@@ -409,7 +408,7 @@ def _find_drafter(name: str) -> Source | None:
     except ValueError as error:
         fail(f"--drafter {name}: {error}")
     if entry is None:
-        hint = did_you_mean(name, [*DRAFTERS, "none", "embedded"])
+        hint = did_you_mean(name, [*drafters(), "none", "embedded"])
         return find_model("--drafter", parts.value, other=OTHER_DRAFTERS, hint=hint)
     if parts.reads == FILE:
         check_readable("--drafter", Path(parts.path))

@@ -18,18 +18,15 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
+from specdec_hf import plugins
 from specdec_hf.cli.checks import Settings, Sources, parse_cascade, refuse_drafter
 from specdec_hf.cli.devices import find_device
 from specdec_hf.cli.sources import Source
 from specdec_hf.cli.terminal import fail
 from specdec_hf.cli.weights import embedded_folder
-from specdec_hf.drafters.cascade import HorizontalCascade, VerticalCascade
 from specdec_hf.drafters.folders import as_drafter, other_tokenizer
-from specdec_hf.drafters.layers import LayersDrafter
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
-from specdec_hf.drafters.ngram import NgramDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
-from specdec_hf.drafters.text import TextDrafter
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.registry import (
     AUTO,
@@ -44,7 +41,6 @@ from specdec_hf.runner.packed.twin import pack_for_call
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 
 Say = Callable[[str], None]
-MODELS = (ModelDrafter, LayersDrafter)  # of the target's vocabulary
 
 
 @dataclass(frozen=True)
@@ -90,10 +86,11 @@ class Loaded:
         found: list[DraftingModel | None] = []
         for one in self.levels or self.drafters:
             drafter = resolve_drafter(one, None, self.model)
-            if isinstance(drafter, TextDrafter):
-                own = drafter.assistant_tokenizer
-                found.append(DraftingModel(drafter.model, own, {}, shares_vocabulary=False))
-            elif isinstance(drafter, ModelDrafter) and type(drafter) in MODELS:
+            own: Any = getattr(drafter, "assistant_tokenizer", None)
+            if own is not None:
+                model = drafter.model  # type: ignore[union-attr]
+                found.append(DraftingModel(model, own, {}, shares_vocabulary=False))
+            elif isinstance(drafter, ModelDrafter):
                 given = self.tokenizer, drafter.sampling
                 found.append(DraftingModel(drafter.model, *given, shares_vocabulary=True))
             else:
@@ -193,8 +190,7 @@ def _load(
 def _check_cascaded(settings: Settings, named: list[Any]) -> None:
     """Refuse what cannot take drafts back below the first drafter, where drafts may be rejected."""
     for name, one in zip(settings.drafter[1:], named[1:], strict=True):
-        of_table = isinstance(one, NgramDrafter) and one.table is not None  # see `_cascade`
-        if isinstance(one, Drafter) and not one.rolls_back and not of_table:
+        if isinstance(one, Drafter) and not one.rolling_back().rolls_back:
             fail(
                 "--cascade needs models, prompt_lookup, random or ngram:FILE after the first "
                 f"--drafter, because others cannot take drafts back, got {name}"
@@ -207,17 +203,16 @@ def _cascade(settings: Settings, model: Any, tokenizer: Any, drafters: list[Any]
     assert parsed is not None
     kind, counts = parsed
     for n, one in enumerate(drafters):
-        if isinstance(one, NgramDrafter) and one.table is not None:
-            # A table alone rolls back; counts of the text would hold drafts.
-            drafters[n] = NgramDrafter(one.table, one.order, learn=False)
+        if isinstance(one, Drafter):
+            drafters[n] = one.rolling_back()
             drafters[n].check_tokenizer(tokenizer)
     try:
         if kind == "horizontal":
-            return HorizontalCascade(drafters, counts)
+            return plugins.load("horizontal_cascade")(drafters, counts)
         models = [_model_of(one, model) for one in drafters[:-1]]
         last = drafters[-1]
         for one in reversed(models):
-            last = VerticalCascade(one, last)
+            last = plugins.load("vertical_cascade")(one, last)
         return last
     except (TypeError, ValueError) as error:
         fail(f"--cascade {kind}: {error}")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.terminal import Terminal, console, visible
-from specdec_hf.drafting.registry import DRAFTERS, usage
+from specdec_hf.drafting.registry import drafters, usage
 from specdec_hf.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def schedule_table() -> Table:
 
 
 def _drafters() -> dict[str, str]:
-    return {usage(name): entry.summary for name, entry in DRAFTERS.items()}
+    return {usage(name): entry.summary for name, entry in drafters().items()}
 
 
 def _schedules() -> dict[str, str]:

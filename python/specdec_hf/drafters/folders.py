@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specdec_hf import plugins
 from specdec_hf.arguments import shown
 from specdec_hf.drafters.fingerprint import same_vocabulary
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
@@ -125,6 +126,4 @@ def as_drafter(model: Any, own: Any, tokenizer: Any, sampling: Mapping[str, Any]
             f"{', '.join(sampling)} cannot be given: a draft model of another vocabulary drafts "
             "its most likely tokens"
         )
-    from specdec_hf.drafters.text import TextDrafter  # noqa: PLC0415  # rarely asked for
-
-    return TextDrafter(model, own, tokenizer)
+    return plugins.load("other_vocabulary")(model, own, tokenizer)

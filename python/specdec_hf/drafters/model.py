@@ -210,6 +210,10 @@ class ModelDrafter(Drafter):
         """The draft model of a chain, with an empty cache."""
         return DraftModel(self.model, call, self.cache_kind, sampling=self.sampling)
 
+    def tree_model(self, call: DrafterCall, depth: int, number: int) -> DraftModel:
+        """The draft model of trees of a fixed shape, the ``number``-th of those of a round."""
+        return DraftModel(self.model, call, "spec", tree=True, sampling=self.sampling)
+
 
 def own_sampling(**sampling: float | None) -> dict[str, float]:
     """The checked sampling parameters that are not None."""
@@ -387,6 +391,12 @@ class DraftModel(Stepper):
     def truncate(self, lengths: Lengths) -> None:
         """Keep ``lengths[b]`` tokens of each sequence, or all where the cache holds fewer."""
         self.runner.truncate(np.minimum(self.runner.lengths, lengths))
+
+    def learn(self, texts: History, done: Round) -> None:
+        """Learn of a round of trees: nothing, where no drafter is below it."""
+
+    def end(self, texts: History) -> None:
+        """End a call of trees."""
 
     def read_ahead(self, texts: History, size: int) -> int:
         begin, last = int(self.runner.lengths[0]), int(texts.lengths[0]) - 1

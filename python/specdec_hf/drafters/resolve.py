@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from specdec_hf import plugins
 from specdec_hf.arguments import did_you_mean, shown
 from specdec_hf.drafters.composed import ComposedDrafter
 from specdec_hf.drafters.folders import read_folders
@@ -15,7 +16,7 @@ from specdec_hf.drafters.growing_tree import ModelTreeDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.drafter import Drafter
-from specdec_hf.drafting.registry import DRAFTERS, make_drafter, usages
+from specdec_hf.drafting.registry import drafters, make_drafter, usages
 from specdec_hf.request.inputs import (
     RULE,
     check_language_model,
@@ -80,10 +81,9 @@ def _cascade(drafters: Sequence[Any], target: Any) -> Drafter:
             "models from large to small, the last of which may be a Drafter, or sparse_cache "
             "before them"
         )
-    from specdec_hf.drafters.cascade import VerticalCascade  # noqa: PLC0415  # rarely asked for
-
+    cascade = plugins.load("vertical_cascade")
     for model in reversed(models):
-        last = VerticalCascade(model, last)
+        last = cascade(model, last)
     return last
 
 
@@ -98,7 +98,7 @@ def _one_drafter(drafter: Any, target: Any) -> Drafter | None:
         return ModelDrafter(drafter)
     made = make_drafter(drafter)
     if made is None:
-        hint = did_you_mean(drafter, DRAFTERS) or f"; drafters with a name are {usages()}"
+        hint = did_you_mean(drafter, drafters()) or f"; drafters with a name are {usages()}"
         raise ValueError(f"{_RULE}, got {shown(drafter)}{hint}")
     return _one_drafter(made, target)
 
@@ -123,7 +123,7 @@ def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
                 f"drafts chains, got {layout}"
             )
         drafters.append(one)
-    models = [one for one in drafters if isinstance(one, ModelDrafter)]
+    models = [one for one in drafters if isinstance(one, ModelDrafter) and one.is_model]
     if isinstance(layout, EagleTree):
         if len(models) != 1 or len(drafters) != 1:
             raise ValueError(

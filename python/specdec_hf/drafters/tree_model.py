@@ -25,10 +25,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.cascade import VerticalCascade
-from specdec_hf.drafters.composed import candidates_for
-from specdec_hf.drafters.model import DraftModel, ModelDrafter
-from specdec_hf.drafters.staged import StagedModel
+from specdec_hf.drafters.composed import ComposedDrafter, candidates_for
+from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafting.call import NOTHING, DrafterCall, Drawn, reads_draft
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import (
@@ -61,12 +59,9 @@ class TreeModelDrafter(Drafter):
     How children are drawn follows the acceptance rule; see `draw_children`. The trees of several
     models (SpecInfer) hang below one root, and each node keeps the distribution it was drawn from.
 
-    The trees of a `VerticalCascade` are those of its model, whose nodes its drafter guesses; see
-    staged.py.
-
     Args:
         drafters: the draft models, with sampling parameters of their own where they have some, and
-            cascades; made for their target.
+            cascades with one (`Drafter.is_model`); made for their target.
         spec: the tree that each of them drafts.
 
     Attributes:
@@ -80,7 +75,7 @@ class TreeModelDrafter(Drafter):
 
     name = "model"
 
-    def __init__(self, drafters: Sequence[ModelDrafter | VerticalCascade], spec: TreeSpec) -> None:
+    def __init__(self, drafters: Sequence[Any], spec: TreeSpec) -> None:
         if max(spec.ranks) >= MAX_WIDTH:
             raise ValueError(f"ranks of tree must be below {MAX_WIDTH}, got {max(spec.ranks)}")
         if len(drafters) * spec.size > MAX_NODES:
@@ -92,10 +87,10 @@ class TreeModelDrafter(Drafter):
         self.forest = Forest(spec, len(self.models))
         self.size, self.depth = self.forest.spec.size, spec.depth
         self.rules = RULES_OF_ONE_MODEL if len(self.models) == 1 else RULES_OF_SEVERAL_MODELS
-        self.drafters = [one for one in self.models if isinstance(one, VerticalCascade)]
+        self.drafters = [one for one in self.models if isinstance(one, ComposedDrafter)]
         self.needs = candidates_for(self.drafters)
         if len(self.drafters) == len(self.models):
-            self.name = VerticalCascade.name
+            self.name = self.models[0].name
 
     def check_tokenizer(self, tokenizer: Any) -> list[str]:
         return [note for one in self.drafters for note in one.check_tokenizer(tokenizer)]
@@ -114,7 +109,8 @@ class TreeModelState(State):
 
     def __init__(self, drafter: TreeModelDrafter, call: DrafterCall) -> None:
         self.drafter, self.call, self.forest = drafter, call, drafter.forest
-        self.steppers = [self._stepper_of(number) for number in range(len(drafter.models))]
+        depth = drafter.depth
+        self.steppers = [one.tree_model(call, depth, n) for n, one in enumerate(drafter.models)]
         self.cost = Cost(sum(stepper.cost.relative for stepper in self.steppers))
         owners, numbers = np.array(self.forest.owners), np.array(self.forest.numbers)
         copies = range(len(drafter.models))
@@ -122,12 +118,6 @@ class TreeModelState(State):
         # Only nodes with children are fed to their model; these are their places in its cache.
         fed = _feeding_order(self.forest.tree)
         self._fed = [np.where(owners == copy, fed[numbers], -1) for copy in copies]
-
-    def _stepper_of(self, number: int) -> DraftModel:
-        one = self.drafter.models[number]
-        if isinstance(one, VerticalCascade):
-            return StagedModel(one, self.call, self.drafter.depth - 1, number)
-        return DraftModel(one.model, self.call, "spec", tree=True, sampling=one.sampling)
 
     def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
         batch_size, depth = len(limits), min(self.drafter.depth, int(limits.max()))
@@ -166,14 +156,12 @@ class TreeModelState(State):
 
     def commit(self, texts: History, done: Round) -> None:
         for stepper, fed in zip(self.steppers, self._fed, strict=True):
-            if isinstance(stepper, StagedModel):
-                stepper.learn(texts, done)
+            stepper.learn(texts, done)
             stepper.keep(done.lengths, np.where(done.path >= 0, fed[done.path], -1))
 
     def end(self, texts: History) -> None:
         for stepper in self.steppers:
-            if isinstance(stepper, StagedModel):
-                stepper.below.state.end(texts)
+            stepper.end(texts)
 
 
 def draft_tree(

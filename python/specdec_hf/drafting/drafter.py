@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.call import DrafterCall, Drawn
 from specdec_hf.drafting.context import Candidates, History
-from specdec_hf.drafting.registry import DRAFTERS
+from specdec_hf.drafting.registry import entry_called
 from specdec_hf.rules import LOSSY_RULES
 from specdec_kernels import LOSSLESS_RULES
 
@@ -306,7 +306,7 @@ class Drafter(ABC):
             texts hold other tokens in the place of the rest.
         needs: what the loop must do for it.
         is_model: whether a draft model draws its tokens, with which trees of a fixed shape can be
-            drafted.
+            drafted; it then has the method ``tree_model`` of a `ModelDrafter`.
         leads_cascade: whether another drafter can draft for it in a `VerticalCascade`, as for a
             draft model.
     """
@@ -327,8 +327,12 @@ class Drafter(ABC):
         super().__init_subclass__(**kwargs)
         if entry is None:
             return
-        cls.name = entry
-        for attribute, value in DRAFTERS[entry].capabilities().items():
+        cls.name, row = entry, entry_called(entry)
+        if row is None:
+            raise TypeError(
+                f"entry of {cls.__name__} must be a name in a table of drafters, got {entry!r}"
+            )
+        for attribute, value in row.capabilities().items():
             if vars(cls).get(attribute, value) != value:
                 raise TypeError(f"{cls.__name__}.{attribute} must be {value}, as in its entry")
             setattr(cls, attribute, value)
@@ -363,6 +367,10 @@ class Drafter(ABC):
         Raises:
             ValueError: it cannot be made.
         """
+        return self
+
+    def rolling_back(self) -> Drafter:
+        """This drafter in a form that rolls back, for a cascade; itself where it has no other."""
         return self
 
     @abstractmethod

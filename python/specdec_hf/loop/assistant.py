@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from specdec_hf import plugins
 from specdec_hf.arguments import check_integer, shown
 from specdec_hf.drafters.copying import PromptLookupDrafter
 from specdec_hf.drafting.drafter import Drafter
@@ -40,9 +41,8 @@ def with_assistant(options: Options, assistant: Assistant) -> Options:
                 "assistant_tokenizer needs a draft model as drafter or assistant_model, "
                 f"got drafter={shown(drafter)}"
             )
-        from specdec_hf.drafters.text import TextDrafter  # noqa: PLC0415  # rarely asked for
-
-        drafter = TextDrafter(drafter, assistant.tokenizer, assistant.target_tokenizer)
+        make = plugins.load("other_vocabulary")
+        drafter = make(drafter, assistant.tokenizer, assistant.target_tokenizer)
     if assistant.max_ngram is not None:
         if not lookup:
             raise ValueError(

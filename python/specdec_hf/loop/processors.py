@@ -27,7 +27,7 @@ from specdec_kernels import Tree
 # have a state or call a function of the user's.
 STATELESS_MODULES = (
     "transformers.generation.logits_process",
-    "specdec_hf.compat.logits_processors",
+    "specdec_papers.compat.logits_processors",
 )
 STATEFUL_CLASSES = (
     "PrefixConstrainedLogitsProcessor",

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from specdec_hf.runner.split_model import layer_list_name
-from specdec_hf.runner.twin import PLAIN, copied, is_library_hook
+from specdec_hf.runner.twin import PLAIN, copied, is_library_hook, layer_list_name
 
 LayerForward = Callable[..., Any]
 

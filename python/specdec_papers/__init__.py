@@ -1,0 +1,4 @@
+"""Systems of single papers, one file each: drafters, heads, beam search, and the first programs.
+
+The loop of `specdec_hf` finds them by the entry points of the wheel and imports none by itself.
+"""

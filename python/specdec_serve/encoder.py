@@ -1,0 +1,171 @@
+"""The prompts of requests as token ids: one text at a time, the shortest of those that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import re
+from typing import Any, NamedTuple, TypeGuard
+
+from specdec_hf.arguments import shown
+from tokenizers import models, pre_tokenizers
+
+from specdec_serve.faults import Fault
+from specdec_serve.fields import PROMPTS, Message, is_ids
+
+NFC_JOINS = 4  # characters at most, which become one
+
+Text = str | list[Message]
+Prompt = Text | list[int]
+
+
+class Encoder:
+    """Encodes texts in a thread, since a text of a megabyte takes a second.
+
+    A tokenizer may not serve two threads. So a text waits for the one that is encoded, and then for
+    shorter ones; a client with many long texts does not delay others by more than one of them.
+
+    Args:
+        tokenizer: of the model. Chats need its chat template.
+        context: the model's, in tokens; None where it has none.
+    """
+
+    def __init__(self, tokenizer: Any, context: int | None) -> None:
+        self._tokenizer, self._context = tokenizer, context or 0
+        self._waiting: asyncio.PriorityQueue[Any] = asyncio.PriorityQueue()
+        self._numbers = itertools.count()
+        self._capacity = None if context is None else token_capacity(tokenizer)
+        self._max_characters = math.inf  # that may fit into the context, but for lost ones
+        if self._capacity is not None:
+            self._max_characters = self._context * self._capacity.characters
+
+    async def encode(self, field: str, prompt: Prompt) -> list[int]:
+        """The token ids of a text, of a conversation, or those that were given.
+
+        A text whose caller is cancelled while it waits is never encoded.
+        """
+        if not _is_text(prompt):
+            if not is_ids(prompt):
+                raise Fault(400, f"{field} {PROMPTS}, got {shown(prompt)}", param=field)
+            return prompt
+        encoded = asyncio.get_running_loop().create_future()
+        turn = _characters(prompt), next(self._numbers)
+        self._waiting.put_nowait((*turn, field, prompt, encoded))
+        ids: list[int] = await encoded
+        return ids
+
+    async def run(self) -> None:
+        """Encode what waits, until the task of this is cancelled."""
+        while True:
+            *_, field, prompt, encoded = await self._waiting.get()
+            if encoded.done():
+                continue
+            ids, fault = None, None
+            try:
+                ids = await asyncio.to_thread(self._ids, field, prompt)
+            except Fault as error:
+                fault = error
+            if encoded.done():
+                continue
+            if fault is None:
+                encoded.set_result(ids)
+            else:
+                encoded.set_exception(fault)
+
+    def end_all(self, fault: Fault) -> None:
+        """Let all that wait have a fault."""
+        while not self._waiting.empty():
+            *_, encoded = self._waiting.get_nowait()
+            if not encoded.done():
+                encoded.set_exception(fault)
+
+    def _ids(self, field: str, prompt: Text) -> list[int]:
+        try:
+            if isinstance(prompt, str):
+                self._check_length(field, prompt)
+                return list(self._tokenizer(prompt)["input_ids"])
+            turns = [message.turn() for message in prompt]
+            roles = [turn["role"] for turn in turns]
+            if "tool" in roles:
+                self._check_tool_role(f"{field}.{roles.index('tool')}.role")
+            template = self._tokenizer.apply_chat_template
+            if _characters(prompt) > self._max_characters:
+                text = template(turns, add_generation_prompt=True, tokenize=False)
+                self._check_length(field, text)  # the template may have left out most of it
+            return list(template(turns, add_generation_prompt=True, return_dict=False))
+        except Fault:
+            raise
+        except Exception as error:  # whatever a tokenizer or a chat template raises
+            raise Fault(400, f"{field} cannot be encoded: {error}", param=field) from error
+
+    def _check_length(self, field: str, text: str) -> None:
+        """Refuse a text that no tokens within the context can hold, before it is encoded."""
+        if self._capacity is None or len(text) <= self._max_characters:
+            return
+        if (tokens := self._capacity.min_tokens(text)) >= self._context:
+            rule = f"at most {self._context - 1} tokens, one less than the model's context"
+            line = f"{field} must have {rule}, got {len(text)} characters, {tokens} tokens or more"
+            raise Fault(400, line, param=field, code="context_length_exceeded")
+
+    def _check_tool_role(self, field: str) -> None:
+        """Refuse the role tool where the chat template would leave it out, or write any role."""
+        if not re.search(r"""["']tool["']""", self._tokenizer.get_chat_template()):
+            line = "must be a role that the chat template of the model names, got 'tool'"
+            raise Fault(400, f"{field} {line}", param=field)
+
+
+def _is_text(prompt: Prompt) -> TypeGuard[Text]:
+    return isinstance(prompt, str) or any(isinstance(one, Message) for one in prompt[:1])
+
+
+def _characters(prompt: Text) -> int:
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(message.content) + 1 for message in prompt)
+
+
+class Capacity(NamedTuple):
+    """How many ``characters`` of a text a token holds at most, but for ``lost`` ones."""
+
+    characters: int
+    lost: str
+
+    def min_tokens(self, text: str) -> int:
+        """Fewer tokens than these cannot hold a text."""
+        held = len(text) - sum(map(text.count, self.lost))
+        return -(-held // self.characters)
+
+
+def token_capacity(tokenizer: Any) -> Capacity | None:
+    """That of the tokens of byte-level BPE; None for others, which may drop or join characters."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(getattr(backend, "model", None), models.BPE):
+        return None
+    normalizer, splits = _steps(backend.normalizer), _steps(backend.pre_tokenizer)
+    kinds = {step["type"] for step in splits}
+    if {step["type"] for step in normalizer} - {"NFC"}:
+        return None
+    if "ByteLevel" not in kinds or kinds - {"ByteLevel", "Digits", "Split"}:
+        return None
+    if any(step.get("behavior") == "Removed" for step in splits):
+        return None
+    if any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values()):
+        return None
+    vocabulary = tokenizer.get_vocab()
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    last_bytes = {chr(code): split(chr(code))[0][0][-1] for code in range(0xC0)}
+    lost = "".join(one for one, byte in last_bytes.items() if byte not in vocabulary)
+    if not lost.isascii():  # the last byte of a longer character
+        return None
+    return Capacity(max(map(len, vocabulary)) * (NFC_JOINS if normalizer else 1), lost)
+
+
+def _steps(component: Any) -> list[dict[str, Any]]:
+    """A normalizer or a pre-tokenizer as the steps that it is made of."""
+    if component is None:
+        return []
+    state = json.loads(component.__getstate__())
+    steps: list[dict[str, Any]] = state.get("normalizers") or state.get("pretokenizers") or [state]
+    return steps

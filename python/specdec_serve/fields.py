@@ -1,0 +1,243 @@
+"""The bodies of requests. Fields that are not served are refused by name; null is no value."""
+
+# Pydantic reads the annotations of these classes when it makes them.
+import json
+from typing import Annotated, Any, Literal, TypeGuard
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    FailFast,
+    Field,
+    PlainValidator,
+    model_validator,
+)
+from specdec_hf.arguments import shown
+
+MAX_STOPS = 4
+MAX_CHOICES = 128
+MAX_MESSAGES = 2048
+MAX_METADATA = 16
+
+
+def _only(*neutral: Any) -> PlainValidator:
+    """A field that is not served, and the values of it that change nothing."""
+    written = [json.dumps(value) for value in neutral]
+
+    def check(value: Any) -> Any:
+        same = (
+            value == one and isinstance(value, bool) is isinstance(one, bool) for one in neutral
+        )
+        if not any(same):
+            raise ValueError(f"must be {' or '.join(written)}")
+        return value
+
+    return PlainValidator(check)
+
+
+Zero = Annotated[Any, _only(0)]
+One = Annotated[Any, _only(1)]
+Off = Annotated[Any, _only(False)]
+Empty = Annotated[Any, _only([])]
+PROMPTS = "must be a string, a list of strings, token ids, or a list of lists of them"
+
+
+def _at_most(
+    maximum: int, kind: type[list[Any]] | type[dict[str, Any]], items: str
+) -> BeforeValidator:
+    """The bound of a container, which is counted before anything in it is read."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, kind) and len(value) > maximum:
+            raise ValueError(f"must have at most {maximum} {items}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def is_ids(value: Any) -> TypeGuard[list[int]]:
+    """Whether all of a list are integers, as JSON has them."""
+    return set(map(type, value)) == {int}
+
+
+def _prompts(value: Any) -> list[Any]:
+    """Prompts of any form as a list of texts or of lists, which hold token ids where `is_ids`."""
+    if isinstance(value, str) or (isinstance(value, list) and is_ids(value)):
+        return [value]
+    if isinstance(value, list) and set(map(type, value)) in ({str}, {list}):
+        return value
+    raise ValueError(PROMPTS)
+
+
+def _stops(value: Any) -> list[str]:
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or len(listed) > MAX_STOPS:
+        raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
+    if not all(isinstance(one, str) and one for one in listed):
+        raise ValueError("must hold strings of at least one character")
+    return listed
+
+
+def _content(value: Any) -> Any:
+    """The text of a message, which may come in parts."""
+    if not isinstance(value, list):
+        return value
+    try:
+        texts = [part["text"] for part in value if part["type"] == "text"]
+    except (TypeError, KeyError):
+        texts = []
+    if len(texts) < len(value) or not set(map(type, texts)) <= {str}:
+        raise ValueError("must be a string or parts of type text, each with a string as text")
+    return "".join(texts)
+
+
+class Body(BaseModel, extra="forbid", strict=True):
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        """The fields with a value, and the first of those that are not served, for its fault."""
+        if not isinstance(given, dict):
+            return given
+        values = {name: value for name, value in given.items() if value is not None}
+        other = next((name for name in values if name not in cls.model_fields), None)
+        return {name: values[name] for name in (*cls.model_fields, other) if name in values}
+
+
+class Sampling(Body):
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # 0 is greedy
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The arguments of `BatchQueue.submit`."""
+        return {name: getattr(self, name) for name in Sampling.model_fields}
+
+
+class GenerateParameters(Sampling):
+    """Without a parameter of sampling a text is greedy, as in text-generation-inference."""
+
+    do_sample: bool = False
+    max_new_tokens: Annotated[int | None, Field(ge=1)] = None
+    details: bool = False
+    return_full_text: bool = False
+    # What follows is not served.
+    best_of: One = 1
+    decoder_input_details: Off = False
+    frequency_penalty: Zero = 0
+    repetition_penalty: One = 1
+    stop: Empty = []
+    top_n_tokens: Zero = 0
+    typical_p: One = 1
+    watermark: Off = False
+
+    @property
+    def samples(self) -> bool:
+        """Whether anything says so."""
+        neutral = Sampling().sampling() | {"seed": self.seed}
+        return self.do_sample or super().sampling() != neutral
+
+    def sampling(self) -> dict[str, Any]:
+        return super().sampling() | ({} if self.samples else {"temperature": 0.0})
+
+
+class GenerateRequest(Body):
+    """A request in the manner of text-generation-inference."""
+
+    inputs: str
+    parameters: GenerateParameters = GenerateParameters()
+    stream: bool = False
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    include_obfuscation: bool = False  # there is no padding to leave out
+
+
+class OpenAIRequest(Sampling):
+    """The fields that both routes of OpenAI's API share, those of vLLM included."""
+
+    model: str = ""
+    # -1 is vLLM's word for all tokens.
+    top_k: Annotated[int, Field(ge=-1), AfterValidator(lambda k: max(k, 0))] = 0
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    max_tokens: Annotated[int | None, Field(ge=1)] = None
+    stop: Annotated[list[str], PlainValidator(_stops)] = []
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    # What follows changes no text; clients send it by default.
+    user: str = ""
+    metadata: Annotated[dict[str, str], _at_most(MAX_METADATA, dict, "pairs")] = {}
+    presence_penalty: Zero = 0
+    frequency_penalty: Zero = 0
+    repetition_penalty: One = 1
+    ignore_eos: Off = False
+    logit_bias: Annotated[Any, _only({})] = {}
+    store: Off = False
+    service_tier: Annotated[Any, _only("auto", "default")] = "auto"
+
+    @model_validator(mode="after")
+    def _options_belong_to_a_stream(self) -> "OpenAIRequest":
+        if self.stream_options.include_usage and not self.stream:
+            given = self.stream_options.model_dump(exclude_unset=True)
+            raise _disagreement("stream_options", "without stream", given)
+        return self
+
+
+class CompletionRequest(OpenAIRequest):
+    prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts)]
+    logprobs: Annotated[int | None, Field(ge=0, le=5)] = None
+    best_of: One = 1
+    echo: Off = False
+
+
+def _role(value: str) -> str:
+    return "system" if value == "developer" else value  # OpenAI's present name of it
+
+
+class Message(Body):
+    """A turn of a chat; `turn` is what a chat template reads."""
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"], AfterValidator(_role)
+    ]
+    content: Annotated[str, BeforeValidator(_content)]
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Empty = None
+    annotations: Empty = None
+
+    def turn(self) -> dict[str, str]:
+        """The fields that were given and are served."""
+        named = {"name": self.name, "tool_call_id": self.tool_call_id}
+        given = {name: value for name, value in named.items() if value is not None}
+        return {"role": self.role, "content": self.content, **given}
+
+
+class ChatRequest(OpenAIRequest):
+    messages: Annotated[
+        list[Message], FailFast(), Field(min_length=1), _at_most(MAX_MESSAGES, list, "messages")
+    ]
+    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    tools: Empty = []
+    tool_choice: Annotated[Any, _only("none", "auto")] = "none"
+    parallel_tool_calls: bool = True
+    response_format: Annotated[Any, _only({"type": "text"})] = {"type": "text"}
+    modalities: Annotated[Any, _only(["text"])] = ["text"]
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> "ChatRequest":
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise _disagreement("max_tokens", "with max_completion_tokens", self.max_tokens)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise _disagreement("top_logprobs", "without logprobs", self.top_logprobs)
+        return self
+
+
+def _disagreement(name: str, rule: str, value: Any) -> ValueError:
+    """A fault of fields that do not go together; the message begins with the name of one."""
+    return ValueError(f"{name} must not be given {rule}, got {shown(value)}")
