@@ -34,7 +34,7 @@ from specdec_hf.cli.prompts import read_prompts
 from specdec_hf.cli.run import encode
 from specdec_hf.cli.weights import load_embedded
 from specdec_hf.loop.statistics import SpecStats
-from specdec_papers.cascade import VerticalCascade
+from specdec_papers.vertical_cascade import VerticalCascade
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from specdec_kernels.analysis import walltime_factor

@@ -2,3 +2,7 @@
 
 The loop of `specdec_hf` finds them by the entry points of the wheel and imports none by itself.
 """
+
+from specdec_hf.exports import lazily
+
+__all__, __getattr__, __dir__ = lazily(__file__, __name__)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import specdec_hf as loop
 import specdec_host as host
+import specdec_papers as papers
 import torch
 from specdec_hf import (
     BenefitGuard,
@@ -22,11 +23,11 @@ from specdec_hf import (
     TrieTree,
     check_drafter,
     check_rule,
-    compat,
     generate,
 )
 from specdec_hf.options import ALIASES, Options
 from specdec_host import Corpus
+from specdec_papers import compat
 from specdec_papers.ngram import NgramDrafter
 from specdec_papers.ngram_table import NgramTable
 from support import hf_models
@@ -60,20 +61,20 @@ GOOD = {
     NgramTable.build: {"texts": TEXTS, "vocab_size": 9, "order": 2},
     loop.PromptLookupDrafter: {},
     loop.ModelDrafter: {"model": TINY},
-    loop.DistilledDrafter: {"model": TINY},
-    loop.EarlyExitDrafter: {"layers": 1},
-    loop.LayersDrafter: {"layers": 1},
-    loop.LayerSkipDrafter: {"first": 1, "last": 1},
-    loop.LookaheadDrafter: {},
-    loop.NasdDrafter: {},
+    papers.DistilledDrafter: {"model": TINY},
+    papers.EarlyExitDrafter: {"layers": 1},
+    papers.LayersDrafter: {"layers": 1},
+    papers.LayerSkipDrafter: {"first": 1, "last": 1},
+    papers.LookaheadDrafter: {},
+    papers.NasdDrafter: {},
     NgramDrafter: {},
     loop.RestDrafter: {"corpus": CORPUS},
-    loop.SparseCacheDrafter: {},
+    papers.SparseCacheDrafter: {},
     loop.SuffixAutomatonDrafter: {},
-    loop.TextDrafter: {"model": TINY, **TOKENIZERS},
-    loop.TokenRecyclingDrafter: {},
-    loop.VerticalCascade: {"model": TINY, "drafter": TINY},
-    loop.HorizontalCascade: {"drafters": [TINY, TINY], "counts": [1]},
+    papers.TextDrafter: {"model": TINY, **TOKENIZERS},
+    papers.TokenRecyclingDrafter: {},
+    papers.VerticalCascade: {"model": TINY, "drafter": TINY},
+    papers.HorizontalCascade: {"drafters": [TINY, TINY], "counts": [1]},
     compat.TopKNucleusProcessor: {"temperature": 1.0, "top_k": 2, "top_p": 0.5},
     compat.autoregressive_generate: {"inputs": [1, 2], "model": TINY, "max_gen_len": 1},
     compat.beam_search_generate: {"inputs": [1, 2], "model": TINY, "max_gen_len": 1},
@@ -88,7 +89,7 @@ POOL = [
 ]  # fmt: skip
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 NOT_DERIVED = {  # "Any" is in a table below; these are sequences, which no value of the pool is
-    (loop.HorizontalCascade, "drafters"), (NgramTable.build, "texts"), (check_drafter, "rules"),
+    (papers.HorizontalCascade, "drafters"), (NgramTable.build, "texts"), (check_drafter, "rules"),
     (TreeSpec, "ranks"),
 }  # fmt: skip
 SAID = {
@@ -151,8 +152,8 @@ MORE_TYPES = {  # what no annotation says: the function, an argument, its value,
     "parent": (TreeSpec, "parents", (-1, 0.0), "parents[1] must be an integer, got 0.0"),
     "accuracy": (TreeSpec.medusa, "accuracies", [3], "accuracies[0] must be a sequence, got 3"),
     "corpus": (loop.RestDrafter, "corpus", [1], "corpus must be a Corpus, got list"),
-    "part": (loop.VerticalCascade, "drafter", 3, "a cascade must hold Drafters, names of d"),
-    "count": (loop.HorizontalCascade, "counts", ["a"], "counts[0] must be an integer, got 'a'"),
+    "part": (papers.VerticalCascade, "drafter", 3, "a cascade must hold Drafters, names of d"),
+    "count": (papers.HorizontalCascade, "counts", ["a"], "counts[0] must be an integer, got 'a'"),
 }
 
 
@@ -167,7 +168,7 @@ def test_a_flag_is_no_sampling_parameter(name):
     for value in (True, [False], np.array([True]), torch.tensor([True]), np.bool_(False), "a"):
         found = refusal(generate, TypeError, do_sample=True, **{name: value})
         assert re.search(rf"^{name} must be .*, got (True|False|np.False_|'a')$", found)
-    for function in (loop.LayersDrafter, loop.ModelDrafter):
+    for function in (papers.LayersDrafter, loop.ModelDrafter):
         assert refusal(function, TypeError, **{name: True}).endswith(", got True")
 
 
@@ -328,25 +329,25 @@ VALUES = {
     "table must be given with learn=False": lambda: NgramDrafter(learn=False),
     "hold ids in [0, 9), got 9": lambda: NgramTable.build([np.array([9])], 9, 2),
     "must name an n-gram table, got README.md": lambda: NgramTable.load("README.md"),
-    "min_ngram must be at most max_ngram=4, got 5": lambda: loop.NasdDrafter(min_ngram=5),
-    "top_k must be an integer in [0, 1024], got -1": lambda: loop.NasdDrafter(top_k=-1),
+    "min_ngram must be at most max_ngram=4, got 5": lambda: papers.NasdDrafter(min_ngram=5),
+    "top_k must be an integer in [0, 1024], got -1": lambda: papers.NasdDrafter(top_k=-1),
     "pause must be at least 1, got 0": lambda: BenefitGuard(pause=0),
     "min_match must be at most 2, got 3": lambda: loop.RestDrafter(CORPUS, 3, 2),
     "must be in [0, 1], got 2.0": lambda: loop.SuffixAutomatonDrafter(min_confidence=2),
     "max_bytes must be at least 8, got 7": lambda: loop.KeptTexts(7),
     "bytes such as 64MiB, got '64MB'": lambda: loop.SuffixAutomatonDrafter.from_text("keep=64MB"),
-    "ngram must be an integer in [2, 1024], got 1": lambda: loop.LookaheadDrafter(ngram=1),
-    "must be in [2, 1025], got 1": lambda: loop.LookaheadDrafter(1, 2, 0),
-    "three integers W,N,G, got '4,3,-1'": lambda: loop.LookaheadDrafter.from_text("4,3,-1"),
-    "ranks of tree must be below top_k=2, got 2": lambda: loop.TokenRecyclingDrafter(WIDE, 2),
-    "assistant_lookbehind must be at least 1, got 0": lambda: loop.TextDrafter(
+    "ngram must be an integer in [2, 1024], got 1": lambda: papers.LookaheadDrafter(ngram=1),
+    "must be in [2, 1025], got 1": lambda: papers.LookaheadDrafter(1, 2, 0),
+    "three integers W,N,G, got '4,3,-1'": lambda: papers.LookaheadDrafter.from_text("4,3,-1"),
+    "ranks of tree must be below top_k=2, got 2": lambda: papers.TokenRecyclingDrafter(WIDE, 2),
+    "assistant_lookbehind must be at least 1, got 0": lambda: papers.TextDrafter(
         TINY, **TOKENIZERS, assistant_lookbehind=0
     ),
-    "in a cascade, got TextDrafter": lambda: loop.HorizontalCascade(
-        [TINY, loop.TextDrafter(TINY, **TOKENIZERS)], [1]
+    "in a cascade, got TextDrafter": lambda: papers.HorizontalCascade(
+        [TINY, papers.TextDrafter(TINY, **TOKENIZERS)], [1]
     ),
-    "drafters must be 2 to 8, got 0": lambda: loop.HorizontalCascade([], []),
-    "learning_rate must be above 0 and finite, got 0": lambda: loop.DistilledDrafter(TINY, 0),
+    "drafters must be 2 to 8, got 0": lambda: papers.HorizontalCascade([], []),
+    "learning_rate must be above 0 and finite, got 0": lambda: papers.DistilledDrafter(TINY, 0),
     "drafter must be given, got None": lambda: check_drafter(None, TINY),
 }
 

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 import torch
-from specdec_hf import SpeculativeDecoder, batch_queue, generate
+from specdec_hf import SpeculativeDecoder, generate
+from specdec_serve import batch_queue
 from specdec_serve.batch_queue import BatchQueue
 from support import hf_models
 

@@ -12,14 +12,9 @@ import torch
 from specdec_hf import ModelDrafter, StatelessDrafter, TreeSpec, generate
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.drafter import Needs
-from specdec_papers.cascade import (
-    HorizontalCascade,
-    HorizontalState,
-    VerticalCascade,
-    VerticalState,
-    level_call,
-)
+from specdec_papers.cascade import HorizontalCascade, HorizontalState, level_call
 from specdec_papers.ngram import RandomDrafter
+from specdec_papers.vertical_cascade import VerticalCascade, VerticalState
 from support import hf_models
 from support.cli_models import one_line_error, succeed
 from support.drafter_proof import (

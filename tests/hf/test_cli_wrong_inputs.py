@@ -219,7 +219,7 @@ COMMANDS = {
         (f"--model model --host {'a' * 64}", f"--host {'a' * 64}: "),  # too long to be asked for
         ("--model model --rule block", "No such option: --rule"),
     ],
-    "build": [("", "build needs one of ngram, rest, layer_skip")],
+    "build": [("", "build needs one of layer_skip, ngram, rest")],
     "": [("nonsense", "nonsense"), ("--nonsense", "--nonsense"), ("chat --prompt a", "--prompt")],
 }
 

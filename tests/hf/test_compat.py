@@ -8,7 +8,8 @@ import proofs
 import pytest
 import torch
 from proofs import SIGNIFICANCE, chi_square
-from specdec_hf import compat, generate
+from specdec_hf import generate
+from specdec_papers import compat
 from specdec_papers.compat.logits_processors import GREEDY
 from support import hf_models
 from transformers import DynamicCache

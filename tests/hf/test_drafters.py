@@ -16,7 +16,7 @@ from specdec_hf import (
     StatelessDrafter,
     generate,
 )
-from specdec_papers.cascade import VerticalCascade
+from specdec_papers.vertical_cascade import VerticalCascade
 from support import hf_models
 from support.hf_models import Clock, SlowLookup
 

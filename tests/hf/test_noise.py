@@ -21,12 +21,14 @@ from specdec_hf import (
     TrieTree,
     generate,
 )
-from specdec_hf.drafters import cascade, copying, merge, nasd
+from specdec_hf.drafters import copying, merge
 from specdec_hf.drafting import checks
 from specdec_hf.loop import drafted
-from specdec_papers.cascade import HorizontalCascade, VerticalCascade
+from specdec_papers import cascade, nasd
+from specdec_papers.cascade import HorizontalCascade
 from specdec_papers.nasd import NasdDrafter
 from specdec_papers.ngram import RandomDrafter
+from specdec_papers.vertical_cascade import VerticalCascade
 from support import hf_models
 from support.drafter_proof import (
     GAMMA,

@@ -3,10 +3,13 @@
 import functools
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 import specdec_hf
+import specdec_papers
+import specdec_serve
 import torch
 from specdec_hf import check_drafter
 from specdec_hf.drafting.registry import drafters
@@ -20,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 DOCS = ROOT / "docs"
 TEXT = (DOCS / "papers.md").read_text() if DOCS.is_dir() else ""
+PACKAGES = (specdec_hf, specdec_papers, specdec_serve)
 KINDS = "generate|analyze|bench|train|build"
 COMMANDS = sorted({*re.findall(rf"`python -m specdec_hf ((?:{KINDS}) [^`]*)`", TEXT)})
 
@@ -34,11 +38,11 @@ def places(tmp_path, monkeypatch):
         raise ValueError("a model would be loaded")
 
     loading = (
-        "cli.run.load_models", "lab.analysis.command.load_models",
-        "lab.bench.command.load_models", "cli.load.read_config", "cli.build._tokenizer",
+        "hf.cli.run.load_models", "lab.analysis.command.load_models",
+        "lab.bench.command.load_models", "hf.cli.load.read_config", "papers.build._tokenizer",
     )  # fmt: skip
     for name in loading:
-        monkeypatch.setattr(f"specdec_hf.{name}", reached)
+        monkeypatch.setattr(f"specdec_{name}", reached)
     file = tmp_path / "questions.jsonl"
     file.write_text('{"category": "a", "turns": ["Why?"]}\n' * 4)
     return {"FOLDER": str(write_folder(tmp_path / "model")), "FILE": str(file), "TEXT": "Why?"}
@@ -64,14 +68,14 @@ def test_the_commands_are_accepted(places, tmp_path, monkeypatch):
 
 def test_the_names_of_the_pages_exist():
     for name in re.findall(r"`(\w+(?:Cascade|Drafter|Tree|Spec|Queue))\b", TEXT):
-        assert name in specdec_hf.__all__, name
+        assert any(name in package.__all__ for package in PACKAGES), name
     for name in re.findall(r"`specdec_kernels\.analysis\.(\w+)`", TEXT):
         assert hasattr(analysis, name), name
     listed = (DOCS / "drafters.md").read_text()
     for name, entry in drafters().items():
-        kind = entry.place.partition(":")[2]
+        module, _, kind = entry.place.partition(":")
         assert re.search(rf"^\| `{name}[:`].*\| `{kind}`", listed, re.MULTILINE), name
-        assert getattr(specdec_hf, kind).name == name
+        assert getattr(sys.modules[module.partition(".")[0]], kind).name == name
 
 
 def blocks(page):

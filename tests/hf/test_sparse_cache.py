@@ -7,9 +7,10 @@ import pytest
 import torch
 from specdec_hf import TrieTree
 from specdec_papers import sparse_cache
-from specdec_papers.cascade import HorizontalCascade, VerticalCascade
+from specdec_papers.cascade import HorizontalCascade
 from specdec_papers.sparse_cache import SparseCacheDrafter
 from specdec_papers.sparse_runner import SparseRunner
+from specdec_papers.vertical_cascade import VerticalCascade
 from support import hf_models
 from support.drafter_proof import assert_greedy_identical, begun
 from transformers import AttentionInterface

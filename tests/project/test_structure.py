@@ -1,9 +1,11 @@
 """Who may include or import whom, and which file holds what: the rooms of CONTRIBUTING.md.
 
-The only direction of dependence is: tests and bench -> specdec_hf, specdec_vllm and specdec_sglang
--> specdec_kernels -> torch.ops -> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda; and
-specdec_hf and specdec_vllm -> specdec_host -> csrc/host -> csrc/include. Both csrc/torch and
-csrc/host are built on csrc/arguments, which knows the tensors of either by two headers.
+The only direction of dependence is: tests and bench -> specdec_lab, specdec_serve and
+specdec_papers -> specdec_hf; that, specdec_vllm and specdec_sglang -> specdec_kernels -> torch.ops
+-> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda; and specdec_hf and specdec_vllm ->
+specdec_host -> csrc/host -> csrc/include. The lab imports systems of papers to train and to compare
+them. Both csrc/torch and csrc/host are built on csrc/arguments, which knows the tensors of either by
+two headers.
 """
 
 import ast
@@ -110,18 +112,20 @@ def test_cuda_sources_name_nothing_of_torch():
 # Python packages.
 
 FORBIDDEN = {  # beginning of paths -> what no such file may import
-    "specdec_kernels/": r"(transformers|specdec_(hf|vllm|sglang|host)|numpy|tests|bench)\b",
-    "python/specdec_hf/": r"(specdec_vllm|specdec_sglang|tests|bench|vllm)\b",
+    "specdec_kernels/": r"(transformers|specdec_(?!kernels\b)|numpy|tests|bench)",
+    # What goes beyond the loop, it finds by entry points alone.
+    "python/specdec_hf/": r"(specdec_(?!hf\b|kernels\b|host\b)|tests|bench|vllm\b)",
+    "python/specdec_papers/": r"(specdec_(lab|serve|vllm|sglang)|tests|bench|vllm)\b",
+    "python/specdec_lab/": r"(specdec_(serve|vllm|sglang)|tests|bench|vllm)\b",
+    "python/specdec_serve/": r"(specdec_(lab|papers|vllm|sglang)|tests|bench|vllm)\b",
     # The plug-in for vLLM knows of the loop how a datastore's tokenizer is checked.
     "python/specdec_vllm/": (
         r"(specdec_hf(?!\.drafters\.fingerprint\.)|specdec_sglang|transformers|tests|bench)\b"
     ),
-    "python/specdec_sglang/": r"(specdec_(hf|vllm|host)|transformers|tests|bench)\b",
-    "python/specdec_host/": r"(torch|transformers|specdec_(hf|vllm|sglang|kernels)|tests|bench)\b",
-    # The loop knows neither the laboratory nor the command line.
-    "python/specdec_hf/(?!lab/|cli/|__main__)": r"specdec_hf\.(lab|cli)\b",
-    # Of the command line only the list of commands knows the laboratory.
-    r"python/specdec_hf/cli/(?!(.*/)?app\.py)": r"specdec_hf\.lab",
+    "python/specdec_sglang/": r"(specdec_(?!kernels\b|sglang\b)|transformers|tests|bench)",
+    "python/specdec_host/": r"(torch|transformers|specdec_(?!host\b)|tests|bench)",
+    # The loop does not know the command line.
+    "python/specdec_hf/(?!cli/|__main__)": r"specdec_hf\.cli\b",
     # The loop knows heads by the default drafter alone.
     "python/specdec_hf/loop/": r"specdec_hf\.heads(?!\.auto)",
     # What several tests share is in tests/support. On a device, Triton runs the tests of CUDA.
@@ -141,7 +145,7 @@ OPS = {
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis", "specdec_kernels.compat", "specdec_kernels.versions")
 PLUGINS = {"vllm": "python/specdec_vllm/", "sglang": "python/specdec_sglang/"}
-# Folder of specdec_hf -> the folders that it may import. `lab` and `cli` may import all.
+# Folder of specdec_hf -> the folders that it may import. `cli` may import all.
 BELOW_DRAFTERS = {"drafting", "request", "runner", "schedules"}
 LOOP = {
     "schedules": set(),
@@ -151,9 +155,6 @@ LOOP = {
     "drafters": BELOW_DRAFTERS,
     "heads": BELOW_DRAFTERS | {"drafters"},
     "loop": BELOW_DRAFTERS | {"drafters", "heads"},
-    "beams": BELOW_DRAFTERS | {"drafters", "loop"},
-    "compat": {"beams", "loop", "request", "runner", "schedules"},
-    "server": {"loop", "request", "runner"},
 }
 
 
@@ -197,7 +198,7 @@ def test_rooms_of_kernels_build_on_each_other_as_the_native_ones_do(language):
 
 def test_the_loop_and_the_plugins_use_only_the_public_api_of_the_ops():
     for path in PYTHON:
-        if relative(path).startswith(("python/specdec_hf/", *PLUGINS.values())):
+        if relative(path).startswith("python/") and "specdec_host" not in relative(path):
             # torch.ops.mkldnn is part of PyTorch, and torch.ops.specdec_hf is defined there.
             found = re.search(r"torch\.ops\b(?!\.(mkldnn|specdec_hf)\b)", path.read_text())
             assert not found, relative(path)

@@ -42,7 +42,7 @@ from specdec_hf.drafting.call import reads_draft
 from specdec_hf.drafting.drafter import rules_of
 from specdec_hf.loop import drafted
 from specdec_hf.schedules.base import Schedule
-from specdec_papers.cascade import HorizontalCascade, VerticalCascade
+from specdec_papers.cascade import HorizontalCascade
 from specdec_papers.distilled import DistilledDrafter
 from specdec_papers.mtp.drafter import MtpDrafter, MtpTreeDrafter
 from specdec_papers.nasd import NasdDrafter
@@ -50,6 +50,7 @@ from specdec_papers.ngram import RandomDrafter
 from specdec_papers.other_vocabulary import TextDrafter
 from specdec_papers.skipped_sublayers import SkippedSublayers
 from specdec_papers.token_recycling import TokenRecyclingDrafter
+from specdec_papers.vertical_cascade import VerticalCascade
 from support import hf_models
 from support.cli_models import letters, letters_of, pairs
 
