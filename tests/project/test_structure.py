@@ -3,9 +3,8 @@
 The only direction of dependence is: tests and bench -> specdec_lab, specdec_serve and
 specdec_papers -> specdec_hf; that, specdec_vllm and specdec_sglang -> specdec_kernels -> torch.ops
 -> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda; and specdec_hf and specdec_vllm ->
-specdec_host -> csrc/host -> csrc/include. The lab imports systems of papers to train and to compare
-them. Both csrc/torch and csrc/host are built on csrc/arguments, which knows the tensors of either by
-two headers.
+specdec_host -> csrc/host -> csrc/include. The lab also imports systems of papers. Both csrc/torch
+and csrc/host are built on csrc/arguments, which knows the tensors of either by two headers.
 """
 
 import ast
