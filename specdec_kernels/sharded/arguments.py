@@ -26,7 +26,7 @@ def arguments_of(
     drafted: Tensor,
     draft: Tensor | SampledDraft | SparseDraft | None,
     rule: Rule,
-    sampling: SamplingArguments,
+    sampling: tuple[Any, ...],
     **others: Any,
 ) -> ChainArguments:
     """The arguments of this rank by name, validated as those of `verify_chain`.
@@ -53,7 +53,8 @@ def arguments_of(
             draft_threshold=threshold, draft_temperatures=temperatures,
             draft_temperature=temperature, kind=KINDS.index("logits"), rule=RULES.index(rule),
             lenience=1.0, typical_epsilon=0.09, typical_delta=0.3, top_beta_rank=1,
-            top_beta_distance=0.0, synthetic_rates=None, **sampling._asdict(), **others,
+            top_beta_distance=0.0, synthetic_rates=None, **others,
+            **dict(zip(SamplingArguments.__annotations__, sampling, strict=True)),
         )  # fmt: skip
         validate("verify_chain", a)
     # Here they are combined with other numbers; the ops read either width.
