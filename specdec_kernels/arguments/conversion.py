@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 Param = float | Tensor
+T = TypeVar("T")
 _INT32 = 2**31 - 1
 # While torch.compile or torch.export traces a size, it is a SymInt.
 _INTEGERS = (int, torch.SymInt, Integral)
@@ -34,9 +36,14 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST and "\n" not in text else name
 
 
-def require_tensor(value: object, name: str) -> None:
+def require_tensor(value: object, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {shown(value)}")
+    return value
+
+
+def require_tensor_or_none(value: object, name: str) -> Tensor | None:
+    return None if value is None else require_tensor(value, name)
 
 
 def require_tensors(**tensors: object) -> None:
@@ -46,8 +53,7 @@ def require_tensors(**tensors: object) -> None:
 
 def require_tensors_or_none(**tensors: object) -> None:
     for name, value in tensors.items():
-        if value is not None:
-            require_tensor(value, name)
+        require_tensor_or_none(value, name)
 
 
 def require_tensor_list(values: object, name: str) -> list[Tensor]:
@@ -60,19 +66,22 @@ def require_tensor_list(values: object, name: str) -> list[Tensor]:
     return list(values)
 
 
-def require_number(value: object, name: str) -> None:
+def require_number(value: T, name: str) -> T:
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise TypeError(f"{name} must be a number, got {shown(value)}")
+    return value
 
 
-def require_integer(value: object, name: str) -> None:
+def require_integer(value: T, name: str) -> T:
     if isinstance(value, bool) or not isinstance(value, _INTEGERS):
         raise TypeError(f"{name} must be an integer, got {shown(value)}")
+    return value
 
 
-def require_flag(value: object, name: str) -> None:
+def require_flag(value: object, name: str) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {shown(value)}")
+    return value
 
 
 def number_of(value: object, name: str, names: tuple[str, ...]) -> int:
