@@ -53,8 +53,8 @@ def verify_chain(
 ) -> Verdict:
     """Decide which drafted tokens are accepted, and sample the recovered or bonus token.
 
-    The arguments are those of `specdec_kernels.verify_chain`, with arrays in place of tensors, and so
-    are the bits of the results. specdec_kernels/ops/verify_chain.py documents both.
+    The arguments are those of `specdec_kernels.verify_chain`, with arrays in place of tensors, and
+    so are the bits of the results. specdec_kernels/ops/verify_chain.py documents both.
 
     Raises:
         RuntimeError: a shape, dtype or scalar is out of range, or a parameter that the rule

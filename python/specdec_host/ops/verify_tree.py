@@ -59,8 +59,8 @@ def verify_tree(
 ) -> TreeVerdict:
     """Decide which path of a drafted tree is accepted, and sample the recovered or bonus token.
 
-    The arguments are those of `specdec_kernels.verify_tree`, with arrays in place of tensors, and so
-    are the bits of the results. specdec_kernels/ops/verify_tree.py documents both.
+    The arguments are those of `specdec_kernels.verify_tree`, with arrays in place of tensors, and
+    so are the bits of the results. specdec_kernels/ops/verify_tree.py documents both.
 
     Raises:
         RuntimeError: a shape, dtype or scalar is out of range, or a parameter that the rule
