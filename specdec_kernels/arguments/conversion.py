@@ -13,27 +13,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .values import shown
+
 Param = float | Tensor
 T = TypeVar("T")
 _INT32 = 2**31 - 1
 # While torch.compile or torch.export traces a size, it is a SymInt.
 _INTEGERS = (int, torch.SymInt, Integral)
 _NUMBERS = (float, int, torch.SymFloat, torch.SymInt, Real)
-_LONGEST = 100  # characters of a value in a message
-
-
-def shown(value: object) -> str:
-    """A value as messages print it: an array, or one with a long text, by its type and size."""
-    size = getattr(value, "shape", None)
-    if isinstance(size, tuple) and size:
-        return f"{type(value).__name__} {list(size)}"
-    name = type(value).__name__
-    if isinstance(value, str | bytes | list | tuple | dict | set):
-        name += f" of length {len(value)}"
-        if len(value) > _LONGEST:
-            return name
-    text = repr(value)
-    return text if len(text) <= _LONGEST and "\n" not in text else name
 
 
 def require_tensor(value: object, name: str) -> Tensor:
@@ -76,21 +63,6 @@ def require_integer(value: T, name: str) -> T:
     if isinstance(value, bool) or not isinstance(value, _INTEGERS):
         raise TypeError(f"{name} must be an integer, got {shown(value)}")
     return value
-
-
-def require_flag(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {shown(value)}")
-    return value
-
-
-def number_of(value: object, name: str, names: tuple[str, ...]) -> int:
-    """The number by which an op takes a name: its index in one of the tuples of rules.py."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {shown(value)}")
-    if value not in names:
-        raise RuntimeError(f"{name} must be one of {', '.join(names)}, got {value}")
-    return names.index(value)
 
 
 def vector_and_scalar(value: Param, name: str, default: float) -> tuple[Tensor | None, float]:

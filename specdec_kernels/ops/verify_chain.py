@@ -30,6 +30,7 @@ from ..arguments.draft_forms import (
 )
 from ..arguments.rules import KINDS, RULES, Kind, Rule
 from ..arguments.validation import fake_kernel
+from ..arguments.values import number_of, require_flag
 
 
 class Verdict(NamedTuple):
@@ -176,8 +177,8 @@ def verify_chain(
             ids,
             map_columns(draft_map),
             *statistics,
-            conversion.number_of(kind, "kind", KINDS),
-            conversion.number_of(rule, "rule", RULES),
+            number_of(kind, "kind", KINDS),
+            number_of(rule, "rule", RULES),
             *conversion.sampling(temperature, top_k, top_p, min_p),
             conversion.require_tensor(seeds, "seeds"),
             conversion.require_tensor(positions, "positions"),
@@ -191,8 +192,8 @@ def verify_chain(
             conversion.require_tensor_or_none(synthetic_rates, "synthetic_rates"),
             conversion.require_tensor_or_none(eos_token_ids, "eos_token_ids"),
             conversion.require_tensor_or_none(max_new_tokens, "max_new_tokens"),
-            conversion.require_flag(with_logprobs, "with_logprobs"),
-            conversion.require_flag(with_accept_probs, "with_accept_probs"),
+            require_flag(with_logprobs, "with_logprobs"),
+            require_flag(with_accept_probs, "with_accept_probs"),
         )
     )
 

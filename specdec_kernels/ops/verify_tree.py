@@ -25,6 +25,7 @@ from ..arguments.draft_forms import (
 from ..arguments.rules import KINDS, TREE_RULES, Kind, TreeRule
 from ..arguments.tree import TreeArguments
 from ..arguments.validation import fake_kernel
+from ..arguments.values import number_of, require_flag
 
 
 class Tree(NamedTuple):
@@ -185,8 +186,8 @@ def verify_tree(
             map_columns(draft_map),
             *statistics,
             conversion.require_tensor_or_none(draft_rows, "draft_rows"),
-            conversion.number_of(kind, "kind", KINDS),
-            conversion.number_of(rule, "rule", TREE_RULES),
+            number_of(kind, "kind", KINDS),
+            number_of(rule, "rule", TREE_RULES),
             *conversion.sampling(temperature, top_k, top_p, min_p),
             conversion.require_tensor(seeds, "seeds"),
             conversion.require_tensor(positions, "positions"),
@@ -197,8 +198,8 @@ def verify_tree(
             conversion.require_tensor_or_none(eos_token_ids, "eos_token_ids"),
             conversion.require_tensor_or_none(max_new_tokens, "max_new_tokens"),
             conversion.require_integer(max_depth, "max_depth"),
-            conversion.require_flag(with_logprobs, "with_logprobs"),
-            conversion.require_flag(with_accept_probs, "with_accept_probs"),
+            require_flag(with_logprobs, "with_logprobs"),
+            require_flag(with_accept_probs, "with_accept_probs"),
         )
     )
 

@@ -17,6 +17,7 @@ from ..arguments.draft_forms import SampledDraft, SparseDraft, split_draft
 from ..arguments.rules import KINDS, RULES, Rule
 from ..arguments.sample import SamplingArguments
 from ..arguments.validation import validate
+from ..arguments.values import require_flag
 
 SHARDED_RULES: tuple[Rule, ...] = ("token", "block", "greedy", "match")
 
@@ -39,7 +40,7 @@ def arguments_of(
     optional = ("target_indptr", "uniforms", "eos_token_ids", "max_new_tokens")
     conversion.require_tensors_or_none(**{name: others[name] for name in optional})
     for name in ("with_logprobs", "with_accept_probs"):
-        conversion.require_flag(others[name], name)
+        require_flag(others[name], name)
     require(
         rule in SHARDED_RULES,
         f"rule must be one of {', '.join(SHARDED_RULES)} over a sharded vocabulary, got {rule}",

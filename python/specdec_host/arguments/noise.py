@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_host.arguments import conversion
-from specdec_host.arguments.arrays import Array, require_array, shape, shown
+from specdec_host.arguments.arrays import Array, require_array, shape
 from specdec_host.arguments.rules import ALL_RULES
+from specdec_host.arguments.values import shown
 
 
 def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.int64]:

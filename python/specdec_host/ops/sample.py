@@ -11,6 +11,7 @@ from specdec_host import _library
 from specdec_host.arguments import conversion
 from specdec_host.arguments.arrays import Array, Param, require_array
 from specdec_host.arguments.rules import METHODS, NOISES, Method, Noise
+from specdec_host.arguments.values import number_of
 
 
 class Sampled(NamedTuple):
@@ -60,7 +61,7 @@ def sample(
             rows,
             *conversion.sampling(temperature, top_k, top_p, min_p),
             *draws,
-            conversion.number_of(noise, "noise", NOISES),
-            conversion.number_of(method, "method", METHODS),
+            number_of(noise, "noise", NOISES),
+            number_of(method, "method", METHODS),
         )
     )

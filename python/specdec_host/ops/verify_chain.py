@@ -12,6 +12,7 @@ from specdec_host.arguments import conversion
 from specdec_host.arguments.arrays import Array, Param, require_array, require_array_or_none
 from specdec_host.arguments.draft_forms import Draft, DraftMap, map_columns, split_draft
 from specdec_host.arguments.rules import KINDS, RULES, Kind, Rule
+from specdec_host.arguments.values import number_of, require_flag
 
 
 class Verdict(NamedTuple):
@@ -76,8 +77,8 @@ def verify_chain(
             ids,
             map_columns(draft_map),
             *statistics,
-            conversion.number_of(kind, "kind", KINDS),
-            conversion.number_of(rule, "rule", RULES),
+            number_of(kind, "kind", KINDS),
+            number_of(rule, "rule", RULES),
             *conversion.sampling(temperature, top_k, top_p, min_p),
             require_array(seeds, "seeds"),
             require_array(positions, "positions"),
@@ -91,7 +92,7 @@ def verify_chain(
             require_array_or_none(synthetic_rates, "synthetic_rates"),
             require_array_or_none(eos_token_ids, "eos_token_ids"),
             require_array_or_none(max_new_tokens, "max_new_tokens"),
-            conversion.require_flag(with_logprobs, "with_logprobs"),
-            conversion.require_flag(with_accept_probs, "with_accept_probs"),
+            require_flag(with_logprobs, "with_logprobs"),
+            require_flag(with_accept_probs, "with_accept_probs"),
         )
     )
