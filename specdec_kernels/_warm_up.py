@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._library import providers
-from .arguments.conversion import shown
+from .arguments.values import shown
 from .ops.expand_tree import expand_tree
 from .ops.kv import (
     kv_append_,

@@ -8,35 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from .values import shown
+
 Param = float | Tensor
+T = TypeVar("T")
 _INT32 = 2**31 - 1
 # While torch.compile or torch.export traces a size, it is a SymInt.
 _INTEGERS = (int, torch.SymInt, Integral)
 _NUMBERS = (float, int, torch.SymFloat, torch.SymInt, Real)
-_LONGEST = 100  # characters of a value in a message
 
 
-def shown(value: object) -> str:
-    """A value as messages print it: an array, or one with a long text, by its type and size."""
-    size = getattr(value, "shape", None)
-    if isinstance(size, tuple) and size:
-        return f"{type(value).__name__} {list(size)}"
-    name = type(value).__name__
-    if isinstance(value, str | bytes | list | tuple | dict | set):
-        name += f" of length {len(value)}"
-        if len(value) > _LONGEST:
-            return name
-    text = repr(value)
-    return text if len(text) <= _LONGEST and "\n" not in text else name
-
-
-def require_tensor(value: object, name: str) -> None:
+def require_tensor(value: object, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {shown(value)}")
+    return value
+
+
+def require_tensor_or_none(value: object, name: str) -> Tensor | None:
+    return None if value is None else require_tensor(value, name)
 
 
 def require_tensors(**tensors: object) -> None:
@@ -46,8 +40,7 @@ def require_tensors(**tensors: object) -> None:
 
 def require_tensors_or_none(**tensors: object) -> None:
     for name, value in tensors.items():
-        if value is not None:
-            require_tensor(value, name)
+        require_tensor_or_none(value, name)
 
 
 def require_tensor_list(values: object, name: str) -> list[Tensor]:
@@ -60,28 +53,16 @@ def require_tensor_list(values: object, name: str) -> list[Tensor]:
     return list(values)
 
 
-def require_number(value: object, name: str) -> None:
+def require_number(value: T, name: str) -> T:
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise TypeError(f"{name} must be a number, got {shown(value)}")
+    return value
 
 
-def require_integer(value: object, name: str) -> None:
+def require_integer(value: T, name: str) -> T:
     if isinstance(value, bool) or not isinstance(value, _INTEGERS):
         raise TypeError(f"{name} must be an integer, got {shown(value)}")
-
-
-def require_flag(value: object, name: str) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {shown(value)}")
-
-
-def number_of(value: object, name: str, names: tuple[str, ...]) -> int:
-    """The number by which an op takes a name: its index in one of the tuples of rules.py."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {shown(value)}")
-    if value not in names:
-        raise RuntimeError(f"{name} must be one of {', '.join(names)}, got {value}")
-    return names.index(value)
+    return value
 
 
 def vector_and_scalar(value: Param, name: str, default: float) -> tuple[Tensor | None, float]:

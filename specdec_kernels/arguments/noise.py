@@ -8,6 +8,7 @@ from torch import Tensor
 from . import conversion
 from .checks import check_ids, require, shape
 from .rules import ALL_RULES
+from .values import shown
 
 
 def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
@@ -43,10 +44,10 @@ def draft_positions(positions: Tensor, number: int, *, rule: str) -> Tensor:
     require(positions.dim() == 1, f"positions must be [B], got {shape(positions)}")
     check_ids("positions", positions)
     if not isinstance(rule, str):
-        raise TypeError(f"rule must be a string, got {conversion.shown(rule)}")
+        raise TypeError(f"rule must be a string, got {shown(rule)}")
     if rule not in ALL_RULES:
         names = ", ".join(ALL_RULES)
-        raise ValueError(f"rule must be one of {names}, got {conversion.shown(rule)}")
+        raise ValueError(f"rule must be one of {names}, got {shown(rule)}")
     if number < 0:
         raise ValueError(f"number must be at least 0, got {number}")
     drafts = torch.arange(number, device=positions.device)

@@ -3,7 +3,8 @@
 Public functions take names; the schemas of the ops take the index of the name in its tuple here,
 because PyTorch's stable ABI leaks every string that a native op is called with. The order of a
 tuple is that of the C++ enumeration that its comment names.
-tests/project/test_schemas.py compares both. docs/rules.md gives the formula of each rule.
+tests/project/test_schemas.py compares both. docs/rules.md gives the formula of each rule. The file
+is a link in specdec_host too, so it must not import torch.
 """
 
 from __future__ import annotations

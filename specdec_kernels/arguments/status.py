@@ -1,4 +1,7 @@
-"""The status of a sequence: one bit for each kind of fault in its data."""
+"""The status of a sequence: one bit for each kind of fault in its data.
+
+The file is a link in specdec_host too, so it must not import torch.
+"""
 
 from __future__ import annotations
 

@@ -21,12 +21,13 @@ from torch import Tensor
 from .._ops import ops
 from ..arguments import conversion, in_place
 from ..arguments.validation import fake_kernel
+from ..arguments.values import shown
 from .linear import PackedLinear
 
 
 def _require_weight(value: object, name: str) -> None:
     if not isinstance(value, PackedLinear):
-        raise TypeError(f"{name} must be a PackedLinear, got {conversion.shown(value)}")
+        raise TypeError(f"{name} must be a PackedLinear, got {shown(value)}")
     conversion.require_tensor(value.panels, f"{name} panels")
 
 
@@ -279,7 +280,7 @@ def decoder_layer_(
     """
     conversion.require_tensors(x=x, cos=cos, sin=sin, positions=positions, mask=mask)
     if not isinstance(layer, PackedDecoderLayer):
-        raise TypeError(f"layer must be a PackedDecoderLayer, got {conversion.shown(layer)}")
+        raise TypeError(f"layer must be a PackedDecoderLayer, got {shown(layer)}")
     caches = conversion.require_tensor_list(caches, "caches")
     in_place.check_leaves(caches, "caches")
     y: Tensor = ops.decoder_layer_.default(

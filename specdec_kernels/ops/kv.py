@@ -20,6 +20,7 @@ from .._ops import ops
 from ..arguments import conversion, in_place
 from ..arguments.checks import IDS, check_same_device, dtype_name, shape
 from ..arguments.validation import fake_kernel
+from ..arguments.values import require_flag
 
 
 def kv_append_(caches: Sequence[Tensor], entries: Sequence[Tensor], positions: Tensor) -> None:
@@ -82,7 +83,7 @@ def kv_truncate_(
     tensor([2, 1])
     """
     conversion.require_tensors(lengths=lengths, new_lengths=new_lengths)
-    conversion.require_flag(zero_fill, "zero_fill")
+    require_flag(zero_fill, "zero_fill")
     caches = conversion.require_tensor_list(caches, "caches")
     written = caches if zero_fill else []
     in_place.check_leaves(written, "caches")
@@ -165,7 +166,7 @@ def kv_realign_(
     tensor([0., 0., 1., 2., 3.])
     """
     conversion.require_tensors(starts=starts, lengths=lengths, shifts=shifts)
-    conversion.require_flag(zero_fill, "zero_fill")
+    require_flag(zero_fill, "zero_fill")
     caches = conversion.require_tensor_list(caches, "caches")
     in_place.check_leaves(caches, "caches")
     ops.kv_realign_.default(caches, starts, lengths, shifts, zero_fill)
@@ -218,7 +219,7 @@ def ring_truncate_(
     """
     conversion.require_tensors(lengths=lengths, new_lengths=new_lengths)
     conversion.require_integer(window, "window")
-    conversion.require_flag(zero_fill, "zero_fill")
+    require_flag(zero_fill, "zero_fill")
     caches = conversion.require_tensor_list(caches, "caches")
     written = caches if zero_fill else []
     in_place.check_leaves(written, "caches")

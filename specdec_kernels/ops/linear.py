@@ -10,6 +10,7 @@ from torch import Tensor
 from .._ops import ops
 from ..arguments import conversion
 from ..arguments.validation import fake_kernel
+from ..arguments.values import shown
 
 # Outputs of a panel; see cpu_capability.
 _WIDTHS = (32, 16, 8)
@@ -90,7 +91,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -
     tensor([[3.0000, 3.5000]])
     """
     if not isinstance(packed, PackedLinear):
-        raise TypeError(f"packed must be a PackedLinear, got {conversion.shown(packed)}")
+        raise TypeError(f"packed must be a PackedLinear, got {shown(packed)}")
     conversion.require_tensors(x=x, panels=packed.panels)
     conversion.require_tensors_or_none(bias=bias)
     y: Tensor = ops.packed_linear.default(x, *packed, bias)

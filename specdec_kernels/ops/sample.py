@@ -16,6 +16,7 @@ from ..arguments.conversion import Param
 from ..arguments.rules import METHODS, NOISES, Method, Noise
 from ..arguments.sample import SampleArguments
 from ..arguments.validation import fake_kernel
+from ..arguments.values import number_of
 
 
 class Sampled(NamedTuple):
@@ -97,8 +98,8 @@ def sample(
             *conversion.sampling(temperature, top_k, top_p, min_p),
             seeds,
             positions,
-            conversion.number_of(noise, "noise", NOISES),
-            conversion.number_of(method, "method", METHODS),
+            number_of(noise, "noise", NOISES),
+            number_of(method, "method", METHODS),
         )
     )
 

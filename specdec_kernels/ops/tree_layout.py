@@ -17,6 +17,7 @@ from torch import Tensor
 from .._ops import ops
 from ..arguments import conversion
 from ..arguments.validation import fake_kernel
+from ..arguments.values import require_flag
 
 
 class TreeAttention(NamedTuple):
@@ -171,7 +172,7 @@ def build_trie(sequences: Tensor, *, size: int | None = None, merge: bool = True
     if size is None:
         size = sequences.shape[-2] * sequences.shape[-1] if sequences.dim() == 3 else 0
     conversion.require_integer(size, "size")
-    conversion.require_flag(merge, "merge")
+    require_flag(merge, "merge")
     return Trie(*ops.build_trie.default(sequences, size, merge))
 
 

@@ -30,6 +30,7 @@ from ..arguments.draft_forms import (
 )
 from ..arguments.rules import KINDS, RULES, Kind, Rule
 from ..arguments.validation import fake_kernel
+from ..arguments.values import number_of, require_flag
 
 
 class Verdict(NamedTuple):
@@ -168,45 +169,31 @@ def verify_chain(
     (tensor([[1, 0]]), tensor([1], dtype=torch.int32))
     """
     rows, ids, *statistics = split_draft(draft)
-    conversion.require_tensors(
-        target=target, draft_token_ids=draft_token_ids, seeds=seeds, positions=positions
-    )
-    conversion.require_tensors_or_none(
-        target_indptr=target_indptr, uniforms=uniforms, synthetic_rates=synthetic_rates,
-        eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
-    )  # fmt: skip
-    conversion.require_number(lenience, "lenience")
-    conversion.require_number(typical_epsilon, "typical_epsilon")
-    conversion.require_number(typical_delta, "typical_delta")
-    conversion.require_integer(top_beta_rank, "top_beta_rank")
-    conversion.require_number(top_beta_distance, "top_beta_distance")
-    conversion.require_flag(with_logprobs, "with_logprobs")
-    conversion.require_flag(with_accept_probs, "with_accept_probs")
     return Verdict(
         *ops.verify_chain.default(
-            target,
-            draft_token_ids,
+            conversion.require_tensor(target, "target"),
+            conversion.require_tensor(draft_token_ids, "draft_token_ids"),
             rows,
             ids,
             map_columns(draft_map),
             *statistics,
-            conversion.number_of(kind, "kind", KINDS),
-            conversion.number_of(rule, "rule", RULES),
+            number_of(kind, "kind", KINDS),
+            number_of(rule, "rule", RULES),
             *conversion.sampling(temperature, top_k, top_p, min_p),
-            seeds,
-            positions,
-            target_indptr,
-            uniforms,
-            lenience,
-            typical_epsilon,
-            typical_delta,
-            top_beta_rank,
-            top_beta_distance,
-            synthetic_rates,
-            eos_token_ids,
-            max_new_tokens,
-            with_logprobs,
-            with_accept_probs,
+            conversion.require_tensor(seeds, "seeds"),
+            conversion.require_tensor(positions, "positions"),
+            conversion.require_tensor_or_none(target_indptr, "target_indptr"),
+            conversion.require_tensor_or_none(uniforms, "uniforms"),
+            conversion.require_number(lenience, "lenience"),
+            conversion.require_number(typical_epsilon, "typical_epsilon"),
+            conversion.require_number(typical_delta, "typical_delta"),
+            conversion.require_integer(top_beta_rank, "top_beta_rank"),
+            conversion.require_number(top_beta_distance, "top_beta_distance"),
+            conversion.require_tensor_or_none(synthetic_rates, "synthetic_rates"),
+            conversion.require_tensor_or_none(eos_token_ids, "eos_token_ids"),
+            conversion.require_tensor_or_none(max_new_tokens, "max_new_tokens"),
+            require_flag(with_logprobs, "with_logprobs"),
+            require_flag(with_accept_probs, "with_accept_probs"),
         )
     )
 

@@ -25,6 +25,7 @@ from ..arguments.draft_forms import (
 from ..arguments.rules import KINDS, TREE_RULES, Kind, TreeRule
 from ..arguments.tree import TreeArguments
 from ..arguments.validation import fake_kernel
+from ..arguments.values import number_of, require_flag
 
 
 class Tree(NamedTuple):
@@ -170,45 +171,35 @@ def verify_tree(
     """
     if not isinstance(tree, Tree):
         raise TypeError(f"tree must be a Tree, got {type(tree).__name__}")
-    conversion.require_tensor(tree.tokens, "tree tokens")
-    conversion.require_tensor(tree.parents, "tree parents")
+    tokens = conversion.require_tensor(tree.tokens, "tree tokens")
+    parents = conversion.require_tensor(tree.parents, "tree parents")
     rows, ids, *statistics = split_draft(draft)
-    conversion.require_tensors(target=target, seeds=seeds, positions=positions)
-    conversion.require_tensors_or_none(
-        draft_rows=draft_rows, target_indptr=target_indptr, uniforms=uniforms,
-        eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
-    )  # fmt: skip
     if max_depth is None:
-        max_depth = tree.tokens.shape[-1] if tree.tokens.dim() else 0  # the op names the shape
-    conversion.require_number(typical_epsilon, "typical_epsilon")
-    conversion.require_number(typical_delta, "typical_delta")
-    conversion.require_integer(max_depth, "max_depth")
-    conversion.require_flag(with_logprobs, "with_logprobs")
-    conversion.require_flag(with_accept_probs, "with_accept_probs")
+        max_depth = tokens.shape[-1] if tokens.dim() else 0  # the op names the shape
     return TreeVerdict(
         *ops.verify_tree.default(
-            target,
-            tree.tokens,
-            tree.parents,
+            conversion.require_tensor(target, "target"),
+            tokens,
+            parents,
             rows,
             ids,
             map_columns(draft_map),
             *statistics,
-            draft_rows,
-            conversion.number_of(kind, "kind", KINDS),
-            conversion.number_of(rule, "rule", TREE_RULES),
+            conversion.require_tensor_or_none(draft_rows, "draft_rows"),
+            number_of(kind, "kind", KINDS),
+            number_of(rule, "rule", TREE_RULES),
             *conversion.sampling(temperature, top_k, top_p, min_p),
-            seeds,
-            positions,
-            target_indptr,
-            uniforms,
-            typical_epsilon,
-            typical_delta,
-            eos_token_ids,
-            max_new_tokens,
-            max_depth,
-            with_logprobs,
-            with_accept_probs,
+            conversion.require_tensor(seeds, "seeds"),
+            conversion.require_tensor(positions, "positions"),
+            conversion.require_tensor_or_none(target_indptr, "target_indptr"),
+            conversion.require_tensor_or_none(uniforms, "uniforms"),
+            conversion.require_number(typical_epsilon, "typical_epsilon"),
+            conversion.require_number(typical_delta, "typical_delta"),
+            conversion.require_tensor_or_none(eos_token_ids, "eos_token_ids"),
+            conversion.require_tensor_or_none(max_new_tokens, "max_new_tokens"),
+            conversion.require_integer(max_depth, "max_depth"),
+            require_flag(with_logprobs, "with_logprobs"),
+            require_flag(with_accept_probs, "with_accept_probs"),
         )
     )
 

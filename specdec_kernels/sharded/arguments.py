@@ -17,6 +17,7 @@ from ..arguments.draft_forms import SampledDraft, SparseDraft, split_draft
 from ..arguments.rules import KINDS, RULES, Rule
 from ..arguments.sample import SamplingArguments
 from ..arguments.validation import validate
+from ..arguments.values import require_flag
 
 SHARDED_RULES: tuple[Rule, ...] = ("token", "block", "greedy", "match")
 
@@ -26,7 +27,7 @@ def arguments_of(
     drafted: Tensor,
     draft: Tensor | SampledDraft | SparseDraft | None,
     rule: Rule,
-    sampling: SamplingArguments,
+    sampling: tuple[Any, ...],
     **others: Any,
 ) -> ChainArguments:
     """The arguments of this rank by name, validated as those of `verify_chain`.
@@ -39,7 +40,7 @@ def arguments_of(
     optional = ("target_indptr", "uniforms", "eos_token_ids", "max_new_tokens")
     conversion.require_tensors_or_none(**{name: others[name] for name in optional})
     for name in ("with_logprobs", "with_accept_probs"):
-        conversion.require_flag(others[name], name)
+        require_flag(others[name], name)
     require(
         rule in SHARDED_RULES,
         f"rule must be one of {', '.join(SHARDED_RULES)} over a sharded vocabulary, got {rule}",
@@ -53,7 +54,8 @@ def arguments_of(
             draft_threshold=threshold, draft_temperatures=temperatures,
             draft_temperature=temperature, kind=KINDS.index("logits"), rule=RULES.index(rule),
             lenience=1.0, typical_epsilon=0.09, typical_delta=0.3, top_beta_rank=1,
-            top_beta_distance=0.0, synthetic_rates=None, **sampling._asdict(), **others,
+            top_beta_distance=0.0, synthetic_rates=None, **others,
+            **dict(zip(SamplingArguments.__annotations__, sampling, strict=True)),
         )  # fmt: skip
         validate("verify_chain", a)
     # Here they are combined with other numbers; the ops read either width.

@@ -16,7 +16,6 @@ from ..arguments.checks import require
 from ..arguments.conversion import Param
 from ..arguments.draft_forms import SampledDraft, SparseDraft
 from ..arguments.rules import Rule
-from ..arguments.sample import SamplingArguments
 from ..ops.verify_chain import Verdict
 from . import decide, noise, residual
 from .agreement import agree
@@ -107,7 +106,7 @@ def verify_chain_sharded(
     try:
         a = arguments_of(
             target_shard, draft_token_ids, draft_shard, rule,
-            SamplingArguments(*conversion.sampling(temperature, top_k, top_p, min_p)),
+            conversion.sampling(temperature, top_k, top_p, min_p),
             seeds=seeds, positions=positions, target_indptr=target_indptr, uniforms=uniforms,
             eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
             with_logprobs=with_logprobs, with_accept_probs=with_accept_probs,

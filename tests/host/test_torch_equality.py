@@ -204,9 +204,3 @@ def test_functions_and_tuples_take_the_same_arguments(name):
         for f in (getattr(host, name), getattr(kernels, name))
     )
     assert ours == theirs
-
-
-def test_names_have_the_same_numbers():
-    for name in ("RULES", "TREE_RULES", "KINDS", "NOISES", "METHODS"):
-        assert getattr(host.arguments.rules, name) == getattr(rules, name)
-    assert {s.name: s.value for s in host.Status} == {s.name: s.value for s in kernels.Status}

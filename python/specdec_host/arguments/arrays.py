@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_host import _library
+from specdec_host.arguments.values import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -29,23 +30,6 @@ class SupportsDLPack(Protocol):
 
 Array: TypeAlias = "NDArray[Any] | SupportsDLPack | Buffer"
 Param: TypeAlias = "float | Array"
-
-
-_LONGEST = 100  # characters of a value in a message
-
-
-def shown(value: object) -> str:
-    """A value as messages print it: an array, or one with a long text, by its type and size."""
-    size = getattr(value, "shape", None)
-    if isinstance(size, tuple) and size:
-        return f"{type(value).__name__} {list(size)}"
-    name = type(value).__name__
-    if isinstance(value, str | bytes | list | tuple | dict | set):
-        name += f" of length {len(value)}"
-        if len(value) > _LONGEST:
-            return name
-    text = repr(value)
-    return text if len(text) <= _LONGEST and "\n" not in text else name
 
 
 def array_of(value: object, name: str) -> NDArray[Any] | None:

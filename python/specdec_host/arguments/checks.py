@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral, Real
 from typing import Any
 
-from specdec_host.arguments.arrays import shown
+from specdec_host.arguments.values import shown
 
 MAX_MATCH = 2**16
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_host.arguments.arrays import Array, Param, array_of, shown, to_float
+from specdec_host.arguments.arrays import Array, Param, array_of, to_float
+from specdec_host.arguments.values import shown
 
 Vector = NDArray[Any] | None
 _INT32 = 2**31 - 1
@@ -30,21 +31,6 @@ def require_integer(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {shown(value)}")
     return min(max(int(value), -_INT64 - 1), _INT64)
-
-
-def require_flag(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {shown(value)}")
-    return value
-
-
-def number_of(value: object, name: str, names: tuple[str, ...]) -> int:
-    """The number by which an op takes a name: its index in one of the tuples of rules.py."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {shown(value)}")
-    if value not in names:
-        raise RuntimeError(f"{name} must be one of {', '.join(names)}, got {value}")
-    return names.index(value)
 
 
 def vector_and_scalar(value: Param, name: str, default: float) -> tuple[Vector, float]:

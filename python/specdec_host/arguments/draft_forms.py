@@ -17,14 +17,7 @@ from specdec_host.arguments.arrays import Array, Param, array_of, require_array,
 
 
 class SampledDraft(NamedTuple):
-    """Q as `sample` drew from it: the logits, and the statistics that `sample` returned.
-
-    logits: [B, gamma, V] (or ragged [R-B, V]), as they were given to `sample`.
-    logsumexp: [B, gamma], `Sampled.logsumexp` of each row.
-    threshold: [B, gamma], `Sampled.threshold` of each row.
-    temperature: scalar or [B], as given to `sample`; at 0 the draft is deterministic. With another
-        temperature the output would no longer follow the target's distribution.
-    """
+    """Q as `sample` drew from it, with the fields of `specdec_kernels.SampledDraft`."""
 
     logits: Array
     logsumexp: Array
@@ -33,12 +26,7 @@ class SampledDraft(NamedTuple):
 
 
 class SparseDraft(NamedTuple):
-    """Q as a few tokens with their probabilities, for drafters that draw from their top k.
-
-    ids: [B, gamma, K] (or ragged [R-B, K]) int32 or int64, K >= 1: ids of the target's vocabulary,
-        in any order, negative where unused. Probabilities of an id that occurs twice are added.
-    probs: of the same shape, float32, bfloat16 or float16; the K of each row sum to 1.
-    """
+    """Q as a few tokens with their probabilities: see `specdec_kernels.SparseDraft`."""
 
     ids: Array
     probs: Array
@@ -47,10 +35,7 @@ class SparseDraft(NamedTuple):
 class DraftMap(NamedTuple):
     """The column of each target token in the rows of a draft model with a smaller vocabulary.
 
-    Drafted ids are ids of the target's vocabulary, with a map too.
-
-    columns: [V] int32 or int64, the draft's column of each target id, -1 where it has none. Kernels
-        read int32; each call converts int64.
+    columns: [V] int32 or int64, -1 where a token has none: see `specdec_kernels.DraftMap`.
     """
 
     columns: Array
@@ -59,14 +44,7 @@ class DraftMap(NamedTuple):
     def from_ids(cls, ids: Array, vocab: int) -> DraftMap:
         """From the target id of each draft column.
 
-        Args:
-            ids: [D] int32 or int64, distinct, in [0, vocab).
-            vocab: V, the last dimension of the target rows.
-
-        Raises:
-            TypeError: ids is no array, or vocab no integer.
-            ValueError: its shape or dtype is wrong, vocab is below 1, or an id is out of range or
-                occurs twice.
+        The arguments and errors are those of `specdec_kernels.DraftMap.from_ids`.
 
         >>> DraftMap.from_ids(np.array([3, 0]), 4).columns.tolist()
         [1, -1, -1, 0]
@@ -77,13 +55,7 @@ class DraftMap(NamedTuple):
     def from_offsets(cls, d2t: Array, vocab: int) -> DraftMap:
         """From the `d2t` of an EAGLE-3 file: column i is target id `i + d2t[i]`.
 
-        Args:
-            d2t: [D] int32 or int64.
-            vocab: V, the last dimension of the target rows.
-
-        Raises:
-            TypeError: d2t is no array, or vocab no integer.
-            ValueError: as `from_ids`, for the ids `i + d2t[i]`.
+        The arguments and errors are those of `specdec_kernels.DraftMap.from_offsets`.
 
         >>> DraftMap.from_offsets(np.array([0, 2]), 4).columns.tolist()
         [0, -1, -1, 1]

@@ -6,30 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_host.arguments import conversion
-from specdec_host.arguments.arrays import Array, require_array, shape, shown
+from specdec_host.arguments.arrays import Array, require_array, shape
 from specdec_host.arguments.rules import ALL_RULES
+from specdec_host.arguments.values import shown
 
 
 def draft_positions(positions: Array, number: int, *, rule: str) -> NDArray[np.int64]:
     """The ``positions`` of `sample` for the drafts of one round.
 
-    Args:
-        positions: [B] int32 or int64, absolute index of the first drafted token; the ``positions``
-            of `verify_chain` or `verify_tree` in this round.
-        number: of drafts, gamma for a chain and N for a tree.
-        rule: the rule that verifies them.
-
-    Returns:
-        [B, number] int64: noise of the round, ``positions + ((i + 1) << 32)`` for draft or node i,
-        which no other round draws with. Rule match alone shares the noise of the position with the
-        drafter: ``positions + i``, and for a node of a tree ``positions + depth - 1`` instead.
-
-    Raises:
-        ValueError: unknown rule, or a negative number.
-        RuntimeError: positions are not [B] int32 or int64.
-        TypeError: positions are no array, number is no integer, or rule no string.
-
-    Source: docs/rules.md#noise.
+    The arguments, the result and the errors are those of `specdec_kernels.draft_positions`.
 
     >>> (draft_positions(np.array([10]), 2, rule="token") - 10 >> 32).tolist()
     [[1, 2]]

@@ -12,34 +12,18 @@ from specdec_host.arguments import conversion
 from specdec_host.arguments.arrays import Array, Param, require_array, require_array_or_none
 from specdec_host.arguments.draft_forms import Draft, DraftMap, map_columns, split_draft
 from specdec_host.arguments.rules import KINDS, TREE_RULES, Kind, TreeRule
+from specdec_host.arguments.values import number_of, require_flag
 
 
 class Tree(NamedTuple):
-    """The drafted tokens below the root; the root itself is not among them.
-
-    tokens: [B, N] int32 or int64; -1 marks an absent node, and its descendants are absent too.
-    parents: [B, N] int32 or int64, the parent of node n, in [-1, n); -1 is the root. Siblings are
-        tried in the order of their numbers.
-    """
+    """The drafted tokens below the root, in the form of `specdec_kernels.Tree`."""
 
     tokens: Array
     parents: Array
 
 
 class TreeVerdict(NamedTuple):
-    """The result of `verify_tree`.
-
-    path: [B, max_depth] in the dtype of parents: the accepted nodes from the root downwards, then
-        -1.
-    tokens: [B, max_depth+1] in the dtype of the tree's tokens: those of the path, then the
-        recovered or bonus token, then -1.
-    num_accepted: [B] int32, the nodes on the path.
-    status: [B] int32, the `Status` bits of each sequence; 0 where its data has no fault.
-    logprobs: [B, max_depth+1] float32, the log-probability of each emitted token under P. Empty if
-        not asked for.
-    accept_probs: [B, N] float32, the acceptance probability of each node, given that the rule
-        reached it; NaN for nodes that it did not look at. Empty if not asked for.
-    """
+    """The result of `verify_tree`, with the fields of `specdec_kernels.TreeVerdict`."""
 
     path: NDArray[Any]
     tokens: NDArray[Any]
@@ -77,43 +61,12 @@ def verify_tree(
     """Decide which path of a drafted tree is accepted, and sample the recovered or bonus token.
 
     The arguments are those of `specdec_kernels.verify_tree`, with arrays in place of tensors, and
-    so are the results.
-
-    Args:
-        target: [B, N+1, V] float32, bfloat16 or float16, or ragged [R, V] with `target_indptr`.
-            Row 0 verifies the children of the root, row n+1 the children of node n. The last
-            dimension must be contiguous.
-        tree: tokens and parents of the nodes, [B, N] each.
-        draft: Q, the distributions that the nodes were sampled from: None (deterministic: one-hot
-            at each node's token), an array [B, N, D] or, with `draft_rows`, [B, M, D] or [M, D] of
-            what `kind` says, a `SampledDraft` or a `SparseDraft`.
-        rule: one of `TREE_RULES`; docs/rules.md gives their formulas and says how the nodes of each
-            are drawn. All are lossless but "typical".
-        draft_rows: [B, N] int32 or int64, the row of `draft` that node n was sampled from; None
-            means row n. Siblings with the same row share one Q.
-        kind: "logits" or "probs", as in `verify_chain`.
-        temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
-            in `sample`.
-        seeds: [B] int32 or int64.
-        positions: [B] int32 or int64, the absolute index of the root's children.
-        target_indptr: [B+1] int32 or int64; row target_indptr[b] is the root's, row
-            target_indptr[b]+n+1 that of node n. Nodes without a row are absent.
-        uniforms: [B, 2N+1] float64 in [0, 1), in place of random numbers, for tests.
-        draft_map: as in `verify_chain`.
-        typical_epsilon, typical_delta: rule typical accepts x if
-            `P(x) > min(epsilon, delta * exp(-H))` with H the entropy of P.
-        eos_token_ids: [E] int32 or int64; nothing is emitted after one of them.
-        max_new_tokens: [B] int32 or int64, how many tokens may be emitted; 0 or less emits nothing.
-        max_depth: the width of the outputs; deeper nodes are never accepted. None means N.
-        with_logprobs, with_accept_probs: whether to compute these outputs.
+    so are the bits of the results. specdec_kernels/ops/verify_tree.py documents both.
 
     Raises:
         RuntimeError: a shape, dtype or scalar is out of range, or a parameter that the rule
             does not read differs from its default; the message names it.
         TypeError: an argument has a wrong type, such as a tuple in place of a `Tree`.
-
-    Source: multi_draft: Miao et al. 2023 (SpecInfer). multi_draft_wor: Chen et al. 2024 (Sequoia).
-    k_seq: Sun et al. 2023 (SpecTr). traversal: arXiv 2505.12398. typical: Cai et al. 2024 (Medusa).
 
     >>> rows = [[[0.0, 9.0, 1.0], [9.0, 0.0, 0.0], [0.0, 0.0, 9.0]]]
     >>> tree = Tree(np.array([[2, 1]]), np.array([[-1, -1]]))
@@ -139,8 +92,8 @@ def verify_tree(
             map_columns(draft_map),
             *statistics,
             require_array_or_none(draft_rows, "draft_rows"),
-            conversion.number_of(kind, "kind", KINDS),
-            conversion.number_of(rule, "rule", TREE_RULES),
+            number_of(kind, "kind", KINDS),
+            number_of(rule, "rule", TREE_RULES),
             *conversion.sampling(temperature, top_k, top_p, min_p),
             require_array(seeds, "seeds"),
             require_array(positions, "positions"),
@@ -151,7 +104,7 @@ def verify_tree(
             require_array_or_none(eos_token_ids, "eos_token_ids"),
             require_array_or_none(max_new_tokens, "max_new_tokens"),
             conversion.require_integer(max_depth, "max_depth"),
-            conversion.require_flag(with_logprobs, "with_logprobs"),
-            conversion.require_flag(with_accept_probs, "with_accept_probs"),
+            require_flag(with_logprobs, "with_logprobs"),
+            require_flag(with_accept_probs, "with_accept_probs"),
         )
     )

@@ -14,8 +14,8 @@ from torch import Tensor
 from ...arguments.chain import ChainArguments
 from ...arguments.checks import float32
 from ...arguments.status import Status
-from ...arguments.tree import TreeArguments, TreeOutputs
-from ...arguments.verification import Outputs
+from ...arguments.tree import TreeOutputs
+from ...arguments.verification import Outputs, VerifyArguments
 from ..row.distribution import (
     GREEDY,
     SequenceParams,
@@ -39,7 +39,7 @@ from ..row.sample import gumbel_argmax, pick
 class VerifiedSequence:
     """Sequence b of a batch, its rows and its noise, and what was decided so far."""
 
-    a: ChainArguments | TreeArguments
+    a: VerifyArguments
     b: int
     drafted: Tensor  # [B, gamma] or [B, N] token ids
     status: int = 0
@@ -51,7 +51,7 @@ class VerifiedSequence:
         """Reads parameters and limits; returns the number of target rows, 0 if unverifiable."""
         a, b = self.a, self.b
         self.seed, self.position = int(a.seeds[b]), int(a.positions[b])
-        self.params = SequenceParams.of(a.sampling, b)
+        self.params = SequenceParams.of(a, b)
         self.v = a.target.shape[-1]
         self.draft_temperature = self.params.temperature
         if a.reads_draft and a.draft_logsumexp is not None:

@@ -21,7 +21,7 @@ def sample(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         output.zero_()
     stream = STREAMS[a.noise_name]
     for r in range(len(tokens)):
-        params = SequenceParams.of(a.sampling, r)
+        params = SequenceParams.of(a, r)
         row = a.logits[r].double()
         if not params.in_range:
             status[r] = Status.BAD_PARAMETER

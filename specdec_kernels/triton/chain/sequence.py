@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...arguments.chain import ChainArguments
 from ...arguments.checks import float32
-from ...arguments.tree import TreeArguments
+from ...arguments.verification import VerifyArguments
 from .. import launch
 from ..row.distribution import (
     GUMBEL,
@@ -157,7 +156,7 @@ class Plan(NamedTuple):
     options: dict[str, Any]
 
 
-def plan(a: ChainArguments | TreeArguments) -> Plan:
+def plan(a: VerifyArguments) -> Plan:
     target, v = a.target, a.target.shape[-1]
     draft, form = a.draft, DRAFT_LOGITS.value
     draft_arguments: tuple[Tensor | None, ...] = (
@@ -174,7 +173,7 @@ def plan(a: ChainArguments | TreeArguments) -> Plan:
     logits, d = form == DRAFT_LOGITS.value, draft.shape[-1]
     own_columns = a.draft_columns is not None
     scanned = logits or form in (DRAFT_PROBS.value, SAMPLED.value)
-    filters = launch.filters(v, a.sampling)
+    filters = launch.filters(v, a)
     shape = launch.tiling(v)
     d_tiles = launch.tiling(d).tiles if logits else 0
     most = launch.tiling(max(v, d)) if logits else shape

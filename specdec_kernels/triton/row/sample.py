@@ -121,7 +121,7 @@ def sample(*args: Any) -> tuple[Tensor, ...]:
     maxima, sums = launch.scratch(logits, n * stats * shape.tiles)
     temps, seeds, positions = launch.packed(a.temperatures, a.seeds, a.positions)
     temperature = float32(a.temperature)
-    filters = launch.filters(v, a.sampling)
+    filters = launch.filters(v, a)
     with launch.on_device_of(logits):
         if row_parallel:
             sample_tiles[(n, shape.tiles)](

@@ -1,0 +1,1 @@
+../../../specdec_kernels/arguments/values.py
