@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase, StopStringCriteria
+from transformers import PreTrainedTokenizerBase
 
 from specdec_hf.arguments import check_integer, check_integers, check_sequence, shown
 from specdec_hf.drafting.registry import AUTO
@@ -28,9 +29,9 @@ from specdec_hf.loop.streaming import Step, Streamer, put_step
 from specdec_hf.options import Options, pop_options, takes_options
 from specdec_hf.request.call import Call
 from specdec_hf.request.entry import (
+    add_stop_strings,
     by_own_generate,
     has_own_generate,
-    kept_arguments,
     name_past,
     plain_output,
     prepare_call,
@@ -88,14 +89,10 @@ def generate(
         given = {"inputs": inputs, "input_ids": input_ids}
         if not is_encoder_decoder(model):
             given = {"input_ids": one_of(inputs, input_ids)}
-        strings = {name: kwargs.pop(name, None) for name in ("tokenizer", "stop_strings")}
-        decoder = SpeculativeDecoder(**vars(options), **strings)
-        return by_own_generate(model, given, decoder, options.seed, kwargs)
-    call = prepare_call(model, input_ids, inputs=inputs, **kwargs)
-    if options.streamer is not None:
-        _check_one_text(call)
-        options.streamer.put(torch.from_numpy(call.input_ids))
-    return _decode(model, call, options, options.streamer)
+        return by_own_generate(
+            model, given, partial(_decode, options=options), options.seed, kwargs
+        )
+    return _decode(model, prepare_call(model, input_ids, inputs=inputs, **kwargs), options)
 
 
 # eq=False and repr=False because a field may hold a model.
@@ -103,9 +100,11 @@ def generate(
 class SpeculativeDecoder(Options):
     """The loop as an object: ``model.generate(**inputs, custom_generate=SpeculativeDecoder(...))``.
 
-    ``model.generate`` drops ``tokenizer`` before it reads ``stop_strings`` where it calls a
-    ``custom_generate``, so this object takes both itself. It also takes a streamer; one given to
-    ``model.generate`` is used as well. All other arguments stay with ``model.generate``.
+    ``model.generate`` keeps some of its arguments to itself when it calls a ``custom_generate``.
+    This object takes ``streamer``, ``tokenizer`` and ``stop_strings`` in their place, and as
+    ``drafter`` an ``assistant_model``, or a `TextDrafter` of one with an ``assistant_tokenizer``.
+    ``negative_prompt_ids`` and ``synced_gpus`` have no effect there; docs/transformers.md lists
+    all. The other arguments stay with ``model.generate``.
 
     Args:
         tokenizer, stop_strings: end sequences at these strings. Drafters that read a file are
@@ -138,28 +137,15 @@ class SpeculativeDecoder(Options):
         this signature. None means the ``seed`` of this object. ``inputs_tensor`` is what the
         encoder of an encoder-decoder read, which Transformers hands over in the same way.
         """
-        criteria = type(stopping_criteria)(stopping_criteria)
+        prepared = {
+            "logits_processor": logits_processor, "stopping_criteria": stopping_criteria,
+            "generation_config": generation_config, "inputs_tensor": inputs_tensor,
+        }  # fmt: skip
         if self.stop_strings is not None:
-            criteria.append(StopStringCriteria(self.tokenizer, self.stop_strings))
-        kept = {"tokenizer": self.tokenizer, **kept_arguments(model, self)}
-        model_kwargs["inputs_tensor"] = inputs_tensor
-        call = read_call(
-            model, input_ids, logits_processor, criteria, generation_config, model_kwargs, kept
-        )
-        streamer = kept.get("streamer")
-        if streamer is not None and self.streamer is not None:
-            raise ValueError(
-                "streamer must be given to model.generate or to SpeculativeDecoder, got both"
-            )
-        if streamer is not None or self.streamer is not None:
-            _check_one_text(call)
-        if streamer is None and self.streamer is not None:
-            streamer = self.streamer
-            streamer.put(torch.from_numpy(call.input_ids))  # model.generate does it for its own
-        output = _decode(model, call, self._with_seed(seed), streamer)
-        if call.return_dict and is_encoder_decoder(model) and has_own_generate(model):
-            return plain_output(output)
-        return output
+            add_stop_strings(prepared, self.tokenizer, self.stop_strings)
+        dropped = {"tokenizer": self.tokenizer}
+        call = read_call(model, input_ids, dropped, **prepared, **model_kwargs)
+        return _decode(model, call, self._with_seed(seed))
 
     def stream(
         self,
@@ -302,14 +288,21 @@ def _begin(model: Any, call: Call, options: Options) -> Session:
     return begin(model, call, with_assistant(options, call.assistant))
 
 
-def _decode(model: Any, call: Call, options: Options, streamer: Streamer | None) -> Any:
+def _decode(model: Any, call: Call, options: Options) -> Any:
     """The output of a call: the rounds of a session, or of a beam search."""
+    if options.streamer is not None:
+        _check_one_text(call)
+        options.streamer.put(torch.from_numpy(call.input_ids))
     if call.beams is None:
-        return run(_begin(model, call, options), streamer)
-    from specdec_hf.beams.search import beam_search  # noqa: PLC0415  # another loop
+        output = run(_begin(model, call, options), options.streamer)
+    else:
+        from specdec_hf.beams.search import beam_search  # noqa: PLC0415  # another loop
 
-    output = beam_search(model, call, with_assistant(options, call.assistant))
-    return output if call.return_dict else output.sequences
+        output = beam_search(model, call, with_assistant(options, call.assistant))
+        output = output if call.return_dict else output.sequences
+    if call.return_dict and is_encoder_decoder(model) and has_own_generate(model):
+        return plain_output(output)
+    return output
 
 
 def _check_one_text(call: Call) -> None:
