@@ -9,13 +9,16 @@ module in the place of the lazily loaded function ``specdec_hf.generate``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, replace
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
 
 from specdec_hf.arguments import check_integer, check_integers, check_sequence, shown
 from specdec_hf.drafting.registry import AUTO
@@ -26,7 +29,7 @@ from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Step, Streamer, put_step
-from specdec_hf.options import Options, pop_options, takes_options
+from specdec_hf.options import Options, with_texts
 from specdec_hf.request.call import Call
 from specdec_hf.request.entry import (
     add_stop_strings,
@@ -41,18 +44,52 @@ from specdec_hf.request.reader import read_call
 from specdec_hf.runner.compiled.compiled_call import compiles_on
 from specdec_hf.runner.encoded import is_encoder_decoder
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+    from torch.nn import Module
 
-@takes_options
+    from specdec_hf.drafting.drafter import Drafter
+    from specdec_hf.loop.streaming import Trace
+    from specdec_hf.schedules.base import Schedule
+    from specdec_hf.schedules.benefit_guard import BenefitGuard
+    from specdec_hf.trees import EagleTree, TreeSpec, TrieTree
+
+
+@with_texts
 def generate(
     model: Any,
     inputs: torch.Tensor | None = None,
     *,
     input_ids: torch.Tensor | None = None,
+    drafter: str | os.PathLike[str] | Module | Drafter | Sequence[Any] | None = AUTO,
+    num_assistant_tokens: int | None = None,
+    num_assistant_tokens_schedule: str | Schedule | None = None,
+    rule: str | Callable[..., Any] = "auto",
+    lenience: float | None = None,
+    typical_epsilon: float | None = None,
+    typical_delta: float | None = None,
+    top_beta_rank: int | None = None,
+    top_beta_distance: float | None = None,
+    ablate: str | None = None,
+    tree: TreeSpec | EagleTree | TrieTree | Sequence[int] | None = None,
+    seed: int | Sequence[int] | NDArray[Any] | Tensor | None = None,
+    guard: bool | BenefitGuard | None = None,
+    compile: bool | None = None,
+    gamma: int | None = None,
+    num_speculative_tokens: int | None = None,
+    num_assistant_beams: int | None = None,
+    cache: str = "auto",
+    self_check: bool = True,
+    streamer: Streamer | None = None,
+    trace: Trace | None = None,
+    clock: Callable[[], float] = time.perf_counter,
     **kwargs: Any,
 ) -> Any:
     """Generate text speculatively with the unmodified ``model``, without loss.
 
-    All other arguments are those of ``model.generate`` and mean the same: ``attention_mask``,
+    The named arguments are the options of the loop, which docs/loop.md#all-options describes. All
+    others are those of ``model.generate`` and mean the same: ``attention_mask``,
     ``max_new_tokens``, ``max_length``, ``do_sample``, ``temperature``, ``top_k``, ``top_p``,
     ``min_p`` (scalar, or one per sequence), ``logits_processor``, ``stopping_criteria``,
     ``stop_strings`` with ``tokenizer``, ``assistant_tokenizer`` with ``tokenizer`` (a drafter with
@@ -68,7 +105,6 @@ def generate(
         inputs: alias of ``input_ids``, as in ``model.generate``, or what the encoder reads.
         input_ids: [B, T] int64 prompts, padded on the left; of an encoder-decoder the encoder's,
             padded on any side.
-        OPTIONS
 
     Returns:
         [B, W] int64 token ids, or `SpecOutput` with ``return_dict_in_generate=True``.
@@ -81,17 +117,19 @@ def generate(
         RuntimeError: logits that are not finite, by sequence and position; a drafter that another
             call is using.
     """
+    given = locals()
+    given = {option.name: given[option.name] for option in fields(Options)}
     check_language_model("model", model)
     _check_stop_strings(kwargs.get("stop_strings"), kwargs.get("tokenizer"))
+    if isinstance(cache, Cache):  # that of Transformers
+        kwargs["cache"] = given.pop("cache")
     name_past(kwargs)
-    options = pop_options(kwargs)
+    options = Options(**given)
     if has_own_generate(model):
-        given = {"inputs": inputs, "input_ids": input_ids}
+        prompts = {"inputs": inputs, "input_ids": input_ids}
         if not is_encoder_decoder(model):
-            given = {"input_ids": one_of(inputs, input_ids)}
-        return by_own_generate(
-            model, given, partial(_decode, options=options), options.seed, kwargs
-        )
+            prompts = {"input_ids": one_of(inputs, input_ids)}
+        return by_own_generate(model, prompts, partial(_decode, options=options), seed, kwargs)
     return _decode(model, prepare_call(model, input_ids, inputs=inputs, **kwargs), options)
 
 
@@ -113,7 +151,7 @@ class SpeculativeDecoder(Options):
     All others are those of `generate`.
     """
 
-    tokenizer: Any = None
+    tokenizer: PreTrainedTokenizerBase | None = None
     stop_strings: str | list[str] | None = None
 
     def __post_init__(self) -> None:
@@ -320,8 +358,8 @@ def warm_up(
     model: Any,
     batch_sizes: Iterable[int] = (1,),
     *,
-    drafter: Any = AUTO,
-    tree: Any = None,
+    drafter: str | os.PathLike[str] | Module | Drafter | Sequence[Any] | None = AUTO,
+    tree: TreeSpec | EagleTree | TrieTree | Sequence[int] | None = None,
     **options: Any,
 ) -> dict[int, SpecStats]:
     """Make everything that calls with a model need, before the first of them.

@@ -235,7 +235,7 @@ REFUSED = {
         {"prompt_lookup_num_tokens": 3, "drafter": hf_models.perturbed("llama")},
         "drafter and prompt_lookup_num_tokens must not both be given",
     ),
-    "unknown": ({"max_new_token": 3}, "unknown or unsupported arguments: max_new_token"),
+    "unknown": ({"max_new_token": 3}, "not used by the model: ['max_new_token']"),
     "rule": ({"rule": "synthetic"}, "rule must be 'auto'"),
     "lossy greedy": ({"rule": "greedy", "do_sample": True}, "rule='greedy' needs do_sample=False"),
     "gammas": ({"gamma": 2, "num_assistant_tokens": 3}, "are the same argument"),

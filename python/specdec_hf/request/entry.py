@@ -38,17 +38,6 @@ from specdec_hf.request.unsupported import check_types
 from specdec_hf.runner.encoded import is_encoder_decoder
 from specdec_hf.runner.protocol import CACHE_NAME, forward_arguments
 
-_FUNCTION: Any = inspect.unwrap(GenerationMixin.generate)
-_GENERATE = _FUNCTION.__code__
-# Of torch.no_grad, the innermost of the decorators.
-_DECORATOR = inspect.unwrap(
-    GenerationMixin.generate, stop=lambda one: vars(one)["__wrapped__"] is _FUNCTION
-).__code__
-_KEPT = (
-    "streamer", "assistant_model", "negative_prompt_ids", "negative_prompt_attention_mask",
-    "synced_gpus", "kwargs",
-)  # fmt: skip
-_REMOVED = ("tokenizer", "assistant_tokenizer")
 # Fields of a generation config with which Transformers refuses several sequences of a prompt.
 _OF_ASSISTANTS = ("prompt_lookup_num_tokens", "assistant_early_exit")
 _OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
@@ -84,12 +73,7 @@ def prepare_call(
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> Call:
-    """The `Call` of Hugging Face's arguments, none of which is changed.
-
-    Raises:
-        TypeError: an argument of a wrong type, by name.
-        ValueError: an argument that is unknown, unsupported or out of range, by name.
-    """
+    """The `Call` of Hugging Face's arguments, none of which is changed."""
     if has_own_generate(model):
         raise ValueError(
             f"{type(model).__name__} has a generate method of its own: pass custom_generate to it"
@@ -126,11 +110,7 @@ def prepare_call(
 
 
 def take_dropped(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that ``model.generate`` hands to no ``custom_generate``, for `read_call`.
-
-    Raises:
-        ValueError: one that is not supported, by name.
-    """
+    """The arguments that ``model.generate`` hands to no ``custom_generate``, for `read_call`."""
     for name in ("negative_prompt_ids", "negative_prompt_attention_mask"):
         if kwargs.get(name) is not None:
             raise ValueError(f"{name} is not supported")
@@ -160,7 +140,8 @@ def _config_around(
     fields = {name: kwargs.pop(name) for name in PARAMETERS if is_per_sequence(kwargs.get(name))}
     config, others = model._prepare_generation_config(given, **kwargs)
     others = {name: value for name, value in others.items() if not hasattr(config, name)}
-    _check_extras(model, others)
+    for name in () if is_encoder_decoder(model) else sorted(REFUSED & others.keys()):
+        raise ValueError(f"{name} is not supported")
     around: dict[str, Any] = dict.fromkeys(_OF_ASSISTANTS)
     if dropped["tokenizer"] is not None:
         around["stop_strings"] = None
@@ -181,29 +162,11 @@ def _config_around(
 
 
 def name_past(kwargs: dict[str, Any]) -> None:
-    """Give a caller's cache its name here: where Transformers says ``cache``, that is an option.
-
-    Raises:
-        ValueError: both names are used.
-    """
+    """Give a caller's cache its name here: where Transformers says ``cache``, that is an option."""
     if isinstance(kwargs.get("cache"), Cache):
         if kwargs.get("past_key_values") is not None:
             raise ValueError("cache and past_key_values are the same argument, got both")
         kwargs["past_key_values"] = kwargs.pop("cache")
-
-
-def _check_extras(model: Any, extras: dict[str, Any]) -> None:
-    """Raises ValueError for arguments that neither the loop nor the model's forward takes."""
-    unknown = []
-    for name, value in extras.items():
-        try:
-            model._validate_model_kwargs({name: value})
-        except ValueError:
-            unknown.append(name)
-    if unknown:
-        raise ValueError(f"unknown or unsupported arguments: {', '.join(sorted(unknown))}")
-    for name in () if is_encoder_decoder(model) else sorted(REFUSED & extras.keys()):
-        raise ValueError(f"{name} is not supported")
 
 
 def by_own_generate(
@@ -216,14 +179,9 @@ def by_own_generate(
     """Let a class that replaces ``generate`` prepare its inputs, such as BLIP-2 for its decoder.
 
     Args:
-        model: the model.
         inputs: ``inputs`` and ``input_ids``, where the caller gave them.
-        decode: gives the output of a call, with the model inside of a wrapper.
-        seed: the seed of the caller.
-        kwargs: the other arguments of the caller.
-
-    Raises:
-        ValueError: an argument or a class that cannot be served in this way, by name.
+        decode: called with the model inside of a wrapper and a call; returns its output.
+        seed, kwargs: the seed and the other arguments of the caller.
     """
     for name in filter(lambda name: is_per_sequence(kwargs.get(name)), PARAMETERS):
         raise ValueError(f"{name} must be a scalar for {type(model).__name__}")

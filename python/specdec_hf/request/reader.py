@@ -61,16 +61,12 @@ def read_call(
     inputs_tensor: torch.Tensor | None = None,
     **model_kwargs: Any,
 ) -> Call:
-    """The `Call` of a ``custom_generate``, which changes the config.
+    """The `Call` of what ``model.generate`` prepared; fields of its config are set here.
 
     Args:
-        model, input_ids: the model, and what ``model.generate`` prepared for it, as the others.
-        dropped: what ``model.generate`` does not hand over, as far as it is known:
-            ``assistant_model``, ``assistant_tokenizer``, ``tokenizer``, ``synced_gpus``, the
-            ``names`` that the caller gave, and ``fields`` of the config that went around it.
-
-    Raises:
-        TypeError, ValueError: an argument of a wrong type, unsupported or out of range, by name.
+        dropped: what it does not hand over, as far as it is known: ``assistant_model``,
+            ``assistant_tokenizer``, ``tokenizer``, ``synced_gpus``, the ``names`` that the caller
+            gave, and ``fields`` of the config that went around it.
     """
     config, origin = generation_config, Origin(model, set(dropped.get("names", ())))
     processors, neutral = _without_warpers(logits_processor, config)
