@@ -34,7 +34,7 @@ from specdec_hf.request.inputs import check_prompts, check_tensor, one_of
 from specdec_hf.request.prefill import REFUSED
 from specdec_hf.request.reader import read_call
 from specdec_hf.request.sampling import is_per_sequence
-from specdec_hf.request.unsupported import check_types
+from specdec_hf.request.unsupported import Origin, check_types, refuse_unsupported
 from specdec_hf.runner.encoded import is_encoder_decoder
 from specdec_hf.runner.protocol import CACHE_NAME, forward_arguments
 
@@ -142,6 +142,7 @@ def _config_around(
     others = {name: value for name, value in others.items() if not hasattr(config, name)}
     for name in () if is_encoder_decoder(model) else sorted(REFUSED & others.keys()):
         raise ValueError(f"{name} is not supported")
+    dropped["notes"] = refuse_unsupported(config, Origin(model, dropped["names"]))
     around: dict[str, Any] = dict.fromkeys(_OF_ASSISTANTS)
     if dropped["tokenizer"] is not None:
         around["stop_strings"] = None

@@ -66,7 +66,7 @@ def read_call(
     Args:
         dropped: what it does not hand over, as far as it is known: ``assistant_model``,
             ``assistant_tokenizer``, ``tokenizer``, ``synced_gpus``, the ``names`` that the caller
-            gave, and ``fields`` of the config that went around it.
+            gave, ``fields`` of the config that went around it, and ``notes`` where it was checked.
     """
     config, origin = generation_config, Origin(model, set(dropped.get("names", ())))
     processors, neutral = _without_warpers(logits_processor, config)
@@ -116,7 +116,7 @@ def _read_config(
     config: GenerationConfig, origin: Origin, dropped: dict[str, Any]
 ) -> dict[str, Any]:
     """The fields of a `Call` that a complete config decides, by name."""
-    notes = refuse_unsupported(config, origin)
+    notes = dropped["notes"] if "notes" in dropped else refuse_unsupported(config, origin)
     num_beams, returned = num_beams_of(config), sequences_per_prompt(config)
     pad, return_dict = config._pad_token_tensor, bool(config.return_dict_in_generate)
     outputs = [x for x in TOKEN_OUTPUTS if return_dict and getattr(config, f"output_{x}")]
