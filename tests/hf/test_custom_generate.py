@@ -1,7 +1,7 @@
 """Every argument of ``model.generate`` and of a pipeline reaches a decoder, or is refused by name.
 
-There are two ways in: an object as ``custom_generate``, to which Transformers hands a part of the
-arguments, and the folder of examples/hub, to which it hands all.
+There are two ways in: the folder of examples/hub, to which Transformers hands all arguments, and an
+object as ``custom_generate``, which does not see those that change no text.
 """
 
 import inspect

@@ -101,9 +101,10 @@ def prepare_call(
         add_stop_strings(arguments, dropped["tokenizer"], strings)
     arguments = others | {name: value for name, value in arguments.items() if value is not None}
 
-    def read(_: Any, input_ids: Any, inputs_tensor: Any = None, **prepared: Any) -> Call:
-        # The first is the model inside of a wrapper; inputs_tensor is here because it is named.
-        return read_call(model, input_ids, dropped, inputs_tensor=inputs_tensor, **prepared)
+    # Transformers hands over what a custom_generate names and its own functions do not. The first
+    # argument is the model inside of a wrapper.
+    def read(_: Any, input_ids: Any, inputs_tensor: Any = None, **model_kwargs: Any) -> Call:
+        return read_call(model, input_ids, dropped, inputs_tensor=inputs_tensor, **model_kwargs)
 
     call: Call = _class_generate(model)(generation_config=config, custom_generate=read, **arguments)
     return call
@@ -195,16 +196,16 @@ def by_own_generate(
     stats: Any = None
 
     def decode_one(
-        model: Any, input_ids: Any, *, inputs_tensor: Any = None, **prepared: Any
+        model: Any, input_ids: Any, *, inputs_tensor: Any = None, **model_kwargs: Any
     ) -> Any:
         nonlocal calls, stats
         calls += 1
-        if calls > 1 and seed is not None and prepared["generation_config"].do_sample:
+        if calls > 1 and seed is not None and model_kwargs["generation_config"].do_sample:
             raise ValueError(
                 f"seed must be None where the generate of {type(model).__name__} decodes several "
                 f"texts, each of which needs its own, got {shown(seed)}"
             )
-        call = read_call(model, input_ids, dropped, inputs_tensor=inputs_tensor, **prepared)
+        call = read_call(model, input_ids, dropped, inputs_tensor=inputs_tensor, **model_kwargs)
         output = decode(model, call)
         stats = getattr(output, "stats", None)
         return output
