@@ -22,9 +22,6 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(?=[)#])")
 DOCTEST = re.compile(r"^>>> .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 # Arguments with one description, `top_k, top_p: as in ...`, and its further lines.
 SEVERAL = re.compile(r"^( +)(\w+(?:,\s+\w+)+)(: .*\n(?:\1 +.*\n|\n(?=\1 ))*)", re.MULTILINE)
-# Where `specdec_hf.options.takes_options` puts the texts of the options.
-OPTIONS = re.compile(r"^    OPTIONS$", re.MULTILINE)
-REST = "    **kwargs: the options of docs/loop.md, and other arguments of ``model.generate``."
 
 
 def ops() -> dict[str, list[str]]:
@@ -56,12 +53,10 @@ def names_of_the_loop() -> list[str]:
 def google_style(docstring: str) -> str:
     """A docstring with this project's conventions put into the words of Google's style.
 
-    Doctests come under a heading, arguments with one description get one each, and the options of
-    the loop are named.
+    Doctests come under a heading, and arguments with one description get one each.
     """
-    text = OPTIONS.sub(REST, docstring + "\n")
     text = SEVERAL.sub(
-        lambda a: "".join(a[1] + name + a[3] for name in re.split(r",\s+", a[2])), text
+        lambda a: "".join(a[1] + name + a[3] for name in re.split(r",\s+", a[2])), docstring + "\n"
     )
     text = DOCTEST.sub(lambda a: "Examples:\n" + textwrap.indent(a[0], "    "), text)
     return text.rstrip("\n")

@@ -9,12 +9,16 @@ module in the place of the lazily loaded function ``specdec_hf.generate``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedTokenizerBase, StopStringCriteria
+from transformers import PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
 
 from specdec_hf import plugins
 from specdec_hf.arguments import check_integer, check_integers, check_sequence, shown
@@ -26,12 +30,12 @@ from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Step, Streamer, put_step
-from specdec_hf.options import Options, pop_options, takes_options
+from specdec_hf.options import Options, with_texts
 from specdec_hf.request.call import Call
 from specdec_hf.request.entry import (
+    add_stop_strings,
     by_own_generate,
     has_own_generate,
-    kept_arguments,
     name_past,
     plain_output,
     prepare_call,
@@ -41,18 +45,52 @@ from specdec_hf.request.reader import read_call
 from specdec_hf.runner.compiled.compiled_call import compiles_on
 from specdec_hf.runner.encoded import is_encoder_decoder
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+    from torch.nn import Module
 
-@takes_options
+    from specdec_hf.drafting.drafter import Drafter
+    from specdec_hf.loop.streaming import Trace
+    from specdec_hf.schedules.base import Schedule
+    from specdec_hf.schedules.benefit_guard import BenefitGuard
+    from specdec_hf.trees import EagleTree, TreeSpec, TrieTree
+
+
+@with_texts
 def generate(
     model: Any,
     inputs: torch.Tensor | None = None,
     *,
     input_ids: torch.Tensor | None = None,
+    drafter: str | os.PathLike[str] | Module | Drafter | Sequence[Any] | None = AUTO,
+    num_assistant_tokens: int | None = None,
+    num_assistant_tokens_schedule: str | Schedule | None = None,
+    rule: str | Callable[..., Any] = "auto",
+    lenience: float | None = None,
+    typical_epsilon: float | None = None,
+    typical_delta: float | None = None,
+    top_beta_rank: int | None = None,
+    top_beta_distance: float | None = None,
+    ablate: str | None = None,
+    tree: TreeSpec | EagleTree | TrieTree | Sequence[int] | None = None,
+    seed: int | Sequence[int] | NDArray[Any] | Tensor | None = None,
+    guard: bool | BenefitGuard | None = None,
+    compile: bool | None = None,
+    gamma: int | None = None,
+    num_speculative_tokens: int | None = None,
+    num_assistant_beams: int | None = None,
+    cache: str = "auto",
+    self_check: bool = True,
+    streamer: Streamer | None = None,
+    trace: Trace | None = None,
+    clock: Callable[[], float] = time.perf_counter,
     **kwargs: Any,
 ) -> Any:
     """Generate text speculatively with the unmodified ``model``, without loss.
 
-    All other arguments are those of ``model.generate`` and mean the same: ``attention_mask``,
+    The named arguments are the options of the loop, which docs/loop.md#all-options describes. All
+    others are those of ``model.generate`` and mean the same: ``attention_mask``,
     ``max_new_tokens``, ``max_length``, ``do_sample``, ``temperature``, ``top_k``, ``top_p``,
     ``min_p`` (scalar, or one per sequence), ``logits_processor``, ``stopping_criteria``,
     ``stop_strings`` with ``tokenizer``, ``assistant_tokenizer`` with ``tokenizer`` (a drafter with
@@ -68,7 +106,6 @@ def generate(
         inputs: alias of ``input_ids``, as in ``model.generate``, or what the encoder reads.
         input_ids: [B, T] int64 prompts, padded on the left; of an encoder-decoder the encoder's,
             padded on any side.
-        OPTIONS
 
     Returns:
         [B, W] int64 token ids, or `SpecOutput` with ``return_dict_in_generate=True``.
@@ -81,22 +118,20 @@ def generate(
         RuntimeError: logits that are not finite, by sequence and position; a drafter that another
             call is using.
     """
+    given = locals()
+    given = {option.name: given[option.name] for option in fields(Options)}
     check_language_model("model", model)
     _check_stop_strings(kwargs.get("stop_strings"), kwargs.get("tokenizer"))
+    if isinstance(cache, Cache):  # that of Transformers
+        kwargs["cache"] = given.pop("cache")
     name_past(kwargs)
-    options = pop_options(kwargs)
+    options = Options(**given)
     if has_own_generate(model):
-        given = {"inputs": inputs, "input_ids": input_ids}
+        prompts = {"inputs": inputs, "input_ids": input_ids}
         if not is_encoder_decoder(model):
-            given = {"input_ids": one_of(inputs, input_ids)}
-        strings = {name: kwargs.pop(name, None) for name in ("tokenizer", "stop_strings")}
-        decoder = SpeculativeDecoder(**vars(options), **strings)
-        return by_own_generate(model, given, decoder, options.seed, kwargs)
-    call = prepare_call(model, input_ids, inputs=inputs, **kwargs)
-    if options.streamer is not None:
-        _check_one_text(call)
-        options.streamer.put(torch.from_numpy(call.input_ids))
-    return _decode(model, call, options, options.streamer)
+            prompts = {"input_ids": one_of(inputs, input_ids)}
+        return by_own_generate(model, prompts, partial(_decode, options=options), seed, kwargs)
+    return _decode(model, prepare_call(model, input_ids, inputs=inputs, **kwargs), options)
 
 
 # eq=False and repr=False because a field may hold a model.
@@ -104,9 +139,11 @@ def generate(
 class SpeculativeDecoder(Options):
     """The loop as an object: ``model.generate(**inputs, custom_generate=SpeculativeDecoder(...))``.
 
-    ``model.generate`` drops ``tokenizer`` before it reads ``stop_strings`` where it calls a
-    ``custom_generate``, so this object takes both itself. It also takes a streamer; one given to
-    ``model.generate`` is used as well. All other arguments stay with ``model.generate``.
+    ``model.generate`` keeps some of its arguments to itself when it calls a ``custom_generate``.
+    This object takes ``streamer``, ``tokenizer`` and ``stop_strings`` in their place, and as
+    ``drafter`` an ``assistant_model``, or a `TextDrafter` of one with an ``assistant_tokenizer``.
+    ``negative_prompt_ids`` and ``synced_gpus`` have no effect there; docs/transformers.md lists
+    all. The other arguments stay with ``model.generate``.
 
     Args:
         tokenizer, stop_strings: end sequences at these strings. Drafters that read a file are
@@ -115,7 +152,7 @@ class SpeculativeDecoder(Options):
     All others are those of `generate`.
     """
 
-    tokenizer: Any = None
+    tokenizer: PreTrainedTokenizerBase | None = None
     stop_strings: str | list[str] | None = None
 
     def __post_init__(self) -> None:
@@ -139,28 +176,15 @@ class SpeculativeDecoder(Options):
         this signature. None means the ``seed`` of this object. ``inputs_tensor`` is what the
         encoder of an encoder-decoder read, which Transformers hands over in the same way.
         """
-        criteria = type(stopping_criteria)(stopping_criteria)
+        prepared = {
+            "logits_processor": logits_processor, "stopping_criteria": stopping_criteria,
+            "generation_config": generation_config, "inputs_tensor": inputs_tensor,
+        }  # fmt: skip
         if self.stop_strings is not None:
-            criteria.append(StopStringCriteria(self.tokenizer, self.stop_strings))
-        kept = {"tokenizer": self.tokenizer, **kept_arguments(model, self)}
-        model_kwargs["inputs_tensor"] = inputs_tensor
-        call = read_call(
-            model, input_ids, logits_processor, criteria, generation_config, model_kwargs, kept
-        )
-        streamer = kept.get("streamer")
-        if streamer is not None and self.streamer is not None:
-            raise ValueError(
-                "streamer must be given to model.generate or to SpeculativeDecoder, got both"
-            )
-        if streamer is not None or self.streamer is not None:
-            _check_one_text(call)
-        if streamer is None and self.streamer is not None:
-            streamer = self.streamer
-            streamer.put(torch.from_numpy(call.input_ids))  # model.generate does it for its own
-        output = _decode(model, call, self._with_seed(seed), streamer)
-        if call.return_dict and is_encoder_decoder(model) and has_own_generate(model):
-            return plain_output(output)
-        return output
+            add_stop_strings(prepared, self.tokenizer, self.stop_strings)
+        dropped = {"tokenizer": self.tokenizer}
+        call = read_call(model, input_ids, dropped, **prepared, **model_kwargs)
+        return _decode(model, call, self._with_seed(seed))
 
     def stream(
         self,
@@ -303,12 +327,19 @@ def _begin(model: Any, call: Call, options: Options) -> Session:
     return begin(model, call, with_assistant(options, call.assistant))
 
 
-def _decode(model: Any, call: Call, options: Options, streamer: Streamer | None) -> Any:
+def _decode(model: Any, call: Call, options: Options) -> Any:
     """The output of a call: the rounds of a session, or of a beam search."""
+    if options.streamer is not None:
+        _check_one_text(call)
+        options.streamer.put(torch.from_numpy(call.input_ids))
     if call.beams is None:
-        return run(_begin(model, call, options), streamer)
-    output = plugins.load("beam_search")(model, call, with_assistant(options, call.assistant))
-    return output if call.return_dict else output.sequences
+        output = run(_begin(model, call, options), options.streamer)
+    else:
+        output = plugins.load("beam_search")(model, call, with_assistant(options, call.assistant))
+        output = output if call.return_dict else output.sequences
+    if call.return_dict and is_encoder_decoder(model) and has_own_generate(model):
+        return plain_output(output)
+    return output
 
 
 def _check_one_text(call: Call) -> None:
@@ -326,8 +357,8 @@ def warm_up(
     model: Any,
     batch_sizes: Iterable[int] = (1,),
     *,
-    drafter: Any = AUTO,
-    tree: Any = None,
+    drafter: str | os.PathLike[str] | Module | Drafter | Sequence[Any] | None = AUTO,
+    tree: TreeSpec | EagleTree | TrieTree | Sequence[int] | None = None,
     **options: Any,
 ) -> dict[int, SpecStats]:
     """Make everything that calls with a model need, before the first of them.

@@ -335,35 +335,18 @@ def rule_parameters(options: CommonOptions) -> dict[str, Any]:
     return found
 
 
-def pop_options(arguments: dict[str, Any]) -> Options:
-    """The options among the keyword arguments of a function, which are removed there."""
-    names = arguments.keys() & {option.name for option in fields(Options)}
-    return Options(**{name: arguments.pop(name) for name in names})
-
-
-def takes_options(function: Function) -> Function:
-    """Names the options in the signature and the docstring of a function that pops them.
-
-    Its last parameter is ``**kwargs``, before which they are put, and "OPTIONS" is the line of the
-    docstring that they replace.
-    """
-    # Type checkers know the names from SpeculativeDecoder only: neither a ParamSpec nor an unpacked
-    # TypedDict can stand beside the arguments of model.generate, which nobody lists. What is set
-    # here is read by help(), by inspect.signature and by editors that ask the running interpreter.
-    *first, rest = inspect.signature(function).parameters.values()
-    own_parameters = inspect.signature(Options).parameters.values()
-    named = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own_parameters]
-    function.__signature__ = inspect.Signature([*first, *named, rest])  # type: ignore[attr-defined]
-    texts = [
-        textwrap.fill(
-            f"{option.name}: {option.metadata['text']}",
-            100,
-            initial_indent=" " * 8,
-            subsequent_indent=" " * 12,
-            break_on_hyphens=False,
-        )
-        for option in fields(Options)
-    ]
+def with_texts(function: Function) -> Function:
+    """Appends the texts of the options to the docstring of a function, for ``help``."""
     if function.__doc__:  # not with python -OO
-        function.__doc__ = function.__doc__.replace(" " * 8 + "OPTIONS", "\n".join(texts))
+        texts = [
+            textwrap.fill(
+                f"{option.name}: {option.metadata['text']}",
+                100,
+                initial_indent=" " * 4,
+                subsequent_indent=" " * 8,
+                break_on_hyphens=False,
+            )
+            for option in fields(Options)
+        ]
+        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__), "", "Options:", *texts])
     return function

@@ -187,8 +187,8 @@ def test_arguments_may_be_given_in_other_ways():
     embeds = {"inputs_embeds": model.get_input_embeddings()(ids).detach() / 2, **mask}
     got = generate(model, **embeds, **{**options, "drafter": "prompt_lookup"})
     assert got.tolist() == plain("t5", embeds).tolist()
-    asked = {"assistant_model": perturbed("t5"), "custom_generate": SpeculativeDecoder(guard=False)}
-    assert model.generate(**inputs, **GREEDY, **asked).tolist() == expected
+    asked = {**inputs, **GREEDY, "guard": False, "assistant_model": perturbed("t5")}
+    assert generate(model, **asked).tolist() == expected
     sampled = {"do_sample": True, "temperature": [0.5, 1.0, 0.0], "top_k": 0, "seed": 3}
     assert generate(model, **inputs, **{**options, **sampled})[2].tolist() == expected[2]
 

@@ -253,7 +253,7 @@ def test_no_file_is_too_long_to_read():
 
 # Budgets of the tests. They only go down: who needs more takes something else away.
 
-TEST_LINES = 53_862  # of all files below tests/
+TEST_LINES = 53_850  # of all files below tests/
 SUPPORT_LINES = 2_237
 HELPERS = 2  # modules of ours that a reader of one test file has to know
 FILES_WITH_MORE_HELPERS = 30
@@ -339,9 +339,9 @@ def test_a_suite_over_each_budget_is_found():
 
 # Budgets of the loop. They only go down, too.
 
-CLOSURE = (109, 20_347)  # files and lines of specdec_hf that importing specdec_hf.api loads
+CLOSURE = (109, 20_297)  # files and lines of specdec_hf that importing specdec_hf.api loads
 LIMITS = {"fields of a class": 14, "own imports of a module": 14, "lines of a function": 60}
-ABOVE = {"fields of a class": 9, "own imports of a module": 10, "lines of a function": 27}
+ABOVE = {"fields of a class": 9, "own imports of a module": 10, "lines of a function": 26}
 
 
 def closure(module):

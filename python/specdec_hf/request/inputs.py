@@ -67,33 +67,47 @@ def check_tensor(name: str, value: Any) -> None:
     raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}{instead}")
 
 
-def check_input_ids(
-    model: Any, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None = None
+def check_prompts(
+    input_ids: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+) -> None:
+    """Raises what ``model.generate`` would fail at: no tensor, no prompt, or a wrong shape."""
+    check_tensor("input_ids", input_ids)
+    check_tensor("attention_mask", attention_mask)
+    check_tensor("inputs_embeds", inputs_embeds)
+    prompts = input_ids if inputs_embeds is None else inputs_embeds
+    if prompts is None:
+        raise ValueError("input_ids is required")
+    if input_ids is not None and input_ids.ndim != 2:
+        raise ValueError(f"input_ids must be [B, T], got shape {list(input_ids.shape)}")
+    if attention_mask is not None and attention_mask.shape != prompts.shape[:2]:
+        raise ValueError(
+            f"attention_mask must have the shape of input_ids {list(prompts.shape[:2])}, "
+            f"got {list(attention_mask.shape)}"
+        )
+
+
+def read_input_ids(
+    model: Any, input_ids: torch.Tensor, inputs_embeds: torch.Tensor | None = None
 ) -> torch.Tensor:
     """``input_ids`` [B, T] as int64 on the host; T is 0 with ``inputs_embeds`` alone.
 
     Raises:
-        TypeError: no tensor.
-        ValueError: missing or empty prompt, wrong shape or id.
+        ValueError: an empty prompt, a wrong shape, dtype or id.
     """
-    check_tensor("input_ids", input_ids)
-    check_tensor("inputs_embeds", inputs_embeds)
     if inputs_embeds is not None:
         if inputs_embeds.ndim != 3:
             raise ValueError(
                 f"inputs_embeds must be [B, T, hidden], got shape {list(inputs_embeds.shape)}"
             )
-        if input_ids is None or input_ids.numel() == 0:
+        if input_ids.numel() == 0:
             return torch.zeros((inputs_embeds.shape[0], 0), dtype=torch.int64, device="cpu")
         if input_ids.shape != inputs_embeds.shape[:2]:
             raise ValueError(
                 f"input_ids must be [B, T] = {list(inputs_embeds.shape[:2])} as inputs_embeds, "
                 f"got {list(input_ids.shape)}"
             )
-    if input_ids is None:
-        raise ValueError("input_ids is required")
-    if input_ids.ndim != 2:
-        raise ValueError(f"input_ids must be [B, T], got shape {list(input_ids.shape)}")
     if input_ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"input_ids must be int32 or int64, got {input_ids.dtype}")
     if input_ids.numel() == 0:
@@ -106,16 +120,6 @@ def check_input_ids(
             f"got ids from {int(ids.min())} to {int(ids.max())}"
         )
     return ids
-
-
-def check_mask_shape(attention_mask: torch.Tensor | None, ids: torch.Tensor) -> None:
-    """Raises ValueError for a mask that is not [B, T] as ids, or as embeddings of them."""
-    check_tensor("attention_mask", attention_mask)
-    if attention_mask is not None and attention_mask.shape != ids.shape[:2]:
-        raise ValueError(
-            f"attention_mask must have the shape of input_ids {list(ids.shape[:2])}, "
-            f"got {list(attention_mask.shape)}"
-        )
 
 
 def check_decoder_mask(ids: torch.Tensor, model_kwargs: dict[str, Any]) -> NDArray[np.bool_]:

@@ -34,10 +34,10 @@ from specdec_hf.request.call import (
     read_criteria,
 )
 from specdec_hf.request.encoder import read_encoder
-from specdec_hf.request.inputs import check_decoder_mask, check_input_ids, mask_on_host
+from specdec_hf.request.inputs import check_decoder_mask, mask_on_host, read_input_ids
 from specdec_hf.request.prefill import given_prefill, inputs_beyond_text
 from specdec_hf.request.sampling import make_sampling, sequences_per_prompt
-from specdec_hf.request.unsupported import Origin, refuse_kept, refuse_unsupported
+from specdec_hf.request.unsupported import Origin, refuse_synced_gpus, refuse_unsupported
 from specdec_hf.runner.encoded import counts_tokens, is_encoder_decoder
 from specdec_hf.runner.protocol import CACHE_NAME
 
@@ -53,111 +53,118 @@ WARPERS: dict[type, str] = {
 def read_call(
     model: Any,
     input_ids: torch.Tensor,
+    dropped: dict[str, Any],
+    *,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    model_kwargs: dict[str, Any],
-    others: dict[str, Any],
-    sampling: dict[str, Any] | None = None,
+    inputs_tensor: torch.Tensor | None = None,
+    **model_kwargs: Any,
 ) -> Call:
-    """The `Call` of a ``custom_generate``.
+    """The `Call` of what ``model.generate`` prepared; fields of its config are set here.
 
     Args:
-        model: the model.
-        input_ids, logits_processor, stopping_criteria, generation_config: prepared by
-            ``model.generate``.
-        model_kwargs: the model's inputs, and ``inputs_tensor``, what the encoder of an
-            encoder-decoder read.
-        others: arguments that ``model.generate`` keeps to itself, and ``kwargs``, the names of
-            those in the config that the caller gave.
-        sampling: `PARAMETERS` of the call; None are those of the config.
-
-    Raises:
-        TypeError: an argument of a wrong type, by name.
-        ValueError: an argument that is unsupported or out of range, by name.
+        dropped: what it does not hand over, as far as it is known: ``assistant_model``,
+            ``assistant_tokenizer``, ``tokenizer``, ``synced_gpus``, the ``names`` that the caller
+            gave, ``fields`` of the config that went around it, and ``notes`` where it was checked.
     """
-    model_kwargs = dict(model_kwargs)
-    inputs_tensor = model_kwargs.pop("inputs_tensor", None)
-    of_decoder = is_encoder_decoder(model)
-    num_beams = num_beams_of(generation_config)
+    config, origin = generation_config, Origin(model, set(dropped.get("names", ())))
+    processors, neutral = _without_warpers(logits_processor, config)
+    for name, value in dropped.get("fields", {}).items():
+        setattr(config, name, value)
+    settings = _read_config(config, origin, dropped)
+    refuse_synced_gpus(model, dropped.get("synced_gpus"))
     own_search = None
-    if num_beams > 1:
-        config = copy.copy(generation_config)
-        config.return_dict_in_generate = True
+    if settings["beams"] is not None:
+        own_config = copy.copy(config)
+        own_config.return_dict_in_generate = True
         own_search = partial(
-            model._beam_search, input_ids, logits_processor, stopping_criteria, config,
+            model._beam_search, input_ids, logits_processor, stopping_criteria, own_config,
             **model_kwargs,
         )  # fmt: skip
-        input_ids, model_kwargs = _first_beams(input_ids, model_kwargs, num_beams)
-    embeds = None if of_decoder else model_kwargs.get("inputs_embeds")
-    ids = check_input_ids(model, input_ids, embeds)
-    refuse_kept(model, others)
-    origin = Origin(model, set(others.get("kwargs", ())))
-    notes = refuse_unsupported(generation_config, origin)
-    mask = np.ones(tuple((ids if embeds is None else embeds).shape[:2]), dtype=bool)
-    encoded = encoder = prefill = None
-    if of_decoder:
-        if generation_config.output_hidden_states:
-            raise ValueError("output_hidden_states=True is not supported for encoder-decoders")
-        if num_beams == 1:
-            encoded, encoder = read_encoder(model, model_kwargs, inputs_tensor, len(ids))
-        mask = check_decoder_mask(ids, model_kwargs)
-    else:
-        if model_kwargs.get("attention_mask") is not None:
-            mask = mask_on_host(model_kwargs["attention_mask"])
-        names = inputs_beyond_text(mask, model_kwargs)
-        if names:
-            prefill = given_prefill(model, input_ids, model_kwargs, generation_config, names)
-    sampling = sampling or {name: getattr(generation_config, name, None) for name in PARAMETERS}
-    processors, values = _without_warpers(logits_processor, generation_config)
+        input_ids, model_kwargs = _first_beams(input_ids, model_kwargs, config.num_beams)
+    inputs = _read_inputs(model, input_ids, inputs_tensor, model_kwargs, config)
+    width, batch_size = inputs["input_ids"].shape[1], len(inputs["mask"])
+    max_length, eos, criteria = read_criteria(stopping_criteria)
+    if width >= max_length:
+        raise ValueError(
+            f"input_ids has {width} columns, but generation is limited to {max_length}"
+        )
+    values = {name: getattr(config, name, None) for name in PARAMETERS} | neutral
+    of_call = settings["do_sample"], batch_size, model.device, settings["num_return_sequences"]
+    try:
+        sampling = make_sampling(values, *of_call)
+    except (TypeError, ValueError) as error:
+        name = str(error).split()[0]
+        raise type(error)(f"{error}{origin.of(name, values.get(name))}") from error
+    return Call(
+        **inputs,
+        **settings,
+        max_new_tokens=max_length - width,
+        eos=eos,
+        sampling=sampling,
+        processors=[
+            LogitsProcessorList(_processor_of(one, b, batch_size) for one in processors)
+            for b in range(batch_size)
+        ],
+        criteria=criteria,
+        own_search=own_search,
+    )
+
+
+def _read_config(
+    config: GenerationConfig, origin: Origin, dropped: dict[str, Any]
+) -> dict[str, Any]:
+    """The fields of a `Call` that a complete config decides, by name."""
+    notes = dropped["notes"] if "notes" in dropped else refuse_unsupported(config, origin)
+    num_beams, returned = num_beams_of(config), sequences_per_prompt(config)
+    pad, return_dict = config._pad_token_tensor, bool(config.return_dict_in_generate)
+    outputs = [x for x in TOKEN_OUTPUTS if return_dict and getattr(config, f"output_{x}")]
     asked = ("assistant_model", "assistant_tokenizer", "tokenizer")
-    past = model_kwargs.get(CACHE_NAME)
+    return {
+        "do_sample": bool(config.do_sample),
+        "pad": int(pad) if pad is not None else 0,
+        "return_dict": return_dict,
+        "outputs": frozenset(outputs),
+        "beams": beam_arguments(config, num_beams, returned),
+        "num_return_sequences": returned,
+        "assistant": assistant_of(config, origin, *map(dropped.get, asked)),
+        "notes": notes,
+    }
+
+
+def _read_inputs(
+    model: Any,
+    input_ids: torch.Tensor,
+    inputs_tensor: torch.Tensor | None,
+    kwargs: dict[str, Any],
+    config: GenerationConfig,
+) -> dict[str, Any]:
+    """The fields of a `Call` that the inputs of the model decide, by name."""
+    made: dict[str, Any] = {}
+    past = kwargs.get(CACHE_NAME)
     if past is not None and counts_tokens(past):
         past = past if past.get_seq_length() else None
     elif not getattr(past, "_is_user_defined", False):  # ``model.generate`` marks a caller's
         past = None
-    assistant = assistant_of(generation_config, origin, *map(others.get, asked))
-    max_length, eos, criteria = read_criteria(stopping_criteria)
-    if ids.shape[1] >= max_length:
-        raise ValueError(
-            f"input_ids has {ids.shape[1]} columns, but generation is limited to {max_length}"
-        )
-    do_sample, pad = bool(generation_config.do_sample), generation_config._pad_token_tensor
-    returned = sequences_per_prompt(generation_config)
-    beams = beam_arguments(generation_config, num_beams, returned)
-    given = sampling | values
-    try:
-        parameters = make_sampling(given, do_sample, len(mask), model.device, returned)
-    except (TypeError, ValueError) as error:
-        name = str(error).split()[0]
-        raise type(error)(f"{error}{origin.of(name, given.get(name))}") from error
-    return_dict = bool(generation_config.return_dict_in_generate)
-    wanted = [x for x in TOKEN_OUTPUTS if return_dict and getattr(generation_config, f"output_{x}")]
-    return Call(
-        input_ids=ids.numpy(),
-        mask=mask,
-        max_new_tokens=max_length - ids.shape[1],
-        eos=eos,
-        pad=int(pad) if pad is not None else 0,
-        sampling=parameters,
-        do_sample=do_sample,
-        processors=[
-            LogitsProcessorList(_processor_of(one, b, len(mask)) for one in processors)
-            for b in range(len(mask))
-        ],
-        criteria=criteria,
-        past=past,
-        return_dict=return_dict,
-        outputs=frozenset(wanted),
-        beams=beams,
-        own_search=own_search,
-        num_return_sequences=returned,
-        prefill=prefill,
-        encoded=encoded,
-        encoder=encoder,
-        assistant=assistant,
-        notes=notes,
-    )
+    if is_encoder_decoder(model):
+        ids = read_input_ids(model, input_ids)
+        if config.output_hidden_states:
+            raise ValueError("output_hidden_states=True is not supported for encoder-decoders")
+        if num_beams_of(config) == 1:
+            read = read_encoder(model, kwargs, inputs_tensor, len(ids))
+            made["encoded"], made["encoder"] = read
+        mask = check_decoder_mask(ids, kwargs)
+    else:
+        embeds = kwargs.get("inputs_embeds")
+        ids = read_input_ids(model, input_ids, embeds)
+        mask = np.ones(tuple((ids if embeds is None else embeds).shape[:2]), dtype=bool)
+        if kwargs.get("attention_mask") is not None:
+            mask = mask_on_host(kwargs["attention_mask"])
+        names = inputs_beyond_text(mask, kwargs)
+        if names:
+            made["prefill"] = given_prefill(model, input_ids, kwargs, config, names)
+    return {"input_ids": ids.numpy(), "mask": mask, "past": past, **made}
 
 
 def _first_beams(

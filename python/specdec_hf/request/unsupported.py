@@ -131,23 +131,20 @@ def refuse_unsupported(config: GenerationConfig, origin: Origin) -> list[str]:
     return notes
 
 
-def refuse_kept(model: Any, arguments: dict[str, Any]) -> None:
-    """Raises ValueError for arguments of ``model.generate`` that ask for other kinds of decoding.
+def refuse_synced_gpus(model: Any, synced_gpus: Any = None) -> None:
+    """Raises ValueError where ranks that share layers must make the same number of forwards.
 
-    They are removed from ``arguments`` where their value changes nothing. Without ``synced_gpus``,
-    Transformers itself decides on it: ranks that share the layers of a model (FSDP, ZeRO-3) must
-    all make the same number of forwards.
+    With None Transformers decides, which asks for it under FSDP and ZeRO-3.
     """
-    if "synced_gpus" not in arguments:
+    if synced_gpus is None:
         decided = model._extract_generation_mode_kwargs(None, {}, None, None, None)
         if decided.get("synced_gpus"):
             raise ValueError(
                 "synced_gpus=True is not supported, and Transformers chooses it for "
                 f"{type(model).__name__}, whose layers are shared by several ranks"
             )
-    for name in ("negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"):
-        if arguments.pop(name, False) is not False:
-            raise ValueError(f"{name} is not supported")
+    elif synced_gpus is not False:
+        raise ValueError(f"synced_gpus={shown(synced_gpus)} is not supported")
 
 
 def _same(value: Any, other: Any) -> bool:
