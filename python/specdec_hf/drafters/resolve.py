@@ -10,19 +10,15 @@ import torch
 
 from specdec_hf import plugins
 from specdec_hf.arguments import did_you_mean, shown
-from specdec_hf.drafters.composed import ComposedDrafter
-from specdec_hf.drafters.folders import read_folders
-from specdec_hf.drafters.growing_tree import ModelTreeDrafter
-from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.drafter import Drafter
-from specdec_hf.drafting.registry import drafters, make_drafter, usages
+from specdec_hf.drafting.registry import drafters, entry_named, make_drafter, usages
 from specdec_hf.request.inputs import (
     RULE,
     check_language_model,
     is_language_model,
 )
-from specdec_hf.trees import EagleTree, Layout, TrieTree
+from specdec_hf.trees import Layout
 
 _RULE = f"drafter must be None, the name of a drafter, a folder, a Drafter or {RULE}"
 
@@ -61,12 +57,26 @@ def resolve_drafter(
             draft the layout or be made for the target.
         OSError: a file of a named drafter that cannot be read.
     """
-    drafter = read_folders(drafter, model, tokenizer)
+    if any(map(_may_be_a_folder, drafter if isinstance(drafter, list | tuple) else [drafter])):
+        from specdec_hf.drafters.folders import read_folders  # noqa: PLC0415  # reads models
+
+        drafter = read_folders(drafter, model, tokenizer)
     if layout is not None:
-        return _tree_drafter(drafter, layout, model)
+        from specdec_hf.drafters.layouts import tree_drafter  # noqa: PLC0415  # rarely asked for
+
+        given = drafter if isinstance(drafter, list | tuple) else [drafter]
+        resolved = [made for one in given if (made := _one_drafter(one, model)) is not None]
+        if not resolved or len(resolved) < len(given):
+            raise ValueError(f"drafter must be given with tree, got {_named(drafter)}")
+        return tree_drafter(resolved, layout, _named(drafter))
     if isinstance(drafter, list | tuple):
         return _cascade(drafter, model)
     return _one_drafter(drafter, model)
+
+
+def _may_be_a_folder(drafter: Any) -> bool:
+    named = isinstance(drafter, str) and entry_named(drafter) is not None
+    return isinstance(drafter, str | os.PathLike) and not named
 
 
 def _cascade(drafters: Sequence[Any], target: Any) -> Drafter:
@@ -101,49 +111,3 @@ def _one_drafter(drafter: Any, target: Any) -> Drafter | None:
         hint = did_you_mean(drafter, drafters()) or f"; drafters with a name are {usages()}"
         raise ValueError(f"{_RULE}, got {shown(drafter)}{hint}")
     return _one_drafter(made, target)
-
-
-def _tree_drafter(drafter: Any, layout: Layout, target: Any) -> Drafter:
-    given = list(drafter) if isinstance(drafter, list | tuple) else [drafter]
-    resolved = [made for one in given if (made := _one_drafter(one, target)) is not None]
-    if not resolved or len(resolved) < len(given):
-        raise ValueError(f"drafter must be given with tree, got {_named(drafter)}")
-    if isinstance(layout, TrieTree):
-        return TrieDrafter(resolved, layout)
-    drafters: list[Any] = []
-    for one in resolved:
-        if one.size:
-            raise ValueError(
-                f"tree must be a TrieTree or None with drafter {one.name}, which drafts trees of "
-                f"its own, got {layout}"
-            )
-        if isinstance(one, ComposedDrafter) and one.needs.target_forward:
-            raise ValueError(
-                "tree must be a TrieTree or None with a cascade of drafter sparse_cache, which "
-                f"drafts chains, got {layout}"
-            )
-        drafters.append(one)
-    models = [one for one in drafters if isinstance(one, ModelDrafter) and one.is_model]
-    if isinstance(layout, EagleTree):
-        if len(models) != 1 or len(drafters) != 1:
-            raise ValueError(
-                f"drafter must be one draft model with tree=EagleTree, got {_named(drafter)}"
-            )
-        if models[0].sampling:
-            raise ValueError(
-                "drafter must have no sampling parameters of its own with tree=EagleTree, which "
-                f"draws nothing, got {dict(models[0].sampling)}"
-            )
-        return ModelTreeDrafter(models[0].model, layout)
-    if all(one.is_model for one in drafters):
-        from specdec_hf.drafters.tree_model import TreeModelDrafter  # noqa: PLC0415  # as above
-
-        return TreeModelDrafter(drafters, layout)
-    if len(drafters) == 1 and drafters[0].several:
-        # With as many leaves, levels and nodes: a copying drafter cannot fill a fixed shape.
-        return TrieDrafter(drafters, TrieTree(layout.leaves, layout.depth, layout.size))
-    raise ValueError(
-        "drafter must be a draft model, a VerticalCascade, a list of them, or one that drafts "
-        "several chains, such as 'prompt_lookup', with tree=TreeSpec (TrieTree takes any), got "
-        f"{_named(drafter)}"
-    )
