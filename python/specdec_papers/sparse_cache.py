@@ -22,7 +22,7 @@ from specdec_hf.arguments import check_integer, read_number, shown, split_option
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import CommittedStates, History
 from specdec_hf.drafting.drafter import Cost, State
-from specdec_hf.drafting.registry import drafters, usage
+from specdec_hf.drafting.registry import entry_for, usage
 from specdec_hf.runner.packed.decoder_layer import FAMILIES
 from specdec_hf.runner.packed.linear import bytes_of
 from specdec_hf.runner.packed.twin import OnlyPacked
@@ -298,7 +298,7 @@ class SparseCacheDrafter(OwnCacheDrafter, entry="sparse_cache"):
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Numbers by their names, such as ``budget=512,chunk=8``."""
-        names = ("budget", *drafters()[cls.name].options)
+        names = ("budget", *entry_for(cls.name).options)
         rest, options = split_options(text, names)
         if rest:
             raise ValueError(

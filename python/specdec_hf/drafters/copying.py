@@ -28,7 +28,7 @@ from specdec_hf.drafting.call import DrafterCall, reads_draft
 from specdec_hf.drafting.checks import check_vocab_size, describe
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Draft, Drafter, State
-from specdec_hf.drafting.registry import drafters
+from specdec_hf.drafting.registry import entry_for
 from specdec_hf.runner.protocol import vocab_size_of
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ class SuffixAutomatonDrafter(CopyingDrafter, entry="suffix_automaton"):
         """
         import specdec_host  # noqa: PLC0415
 
-        path, options = split_options(text, drafters()[cls.name].options)
+        path, options = split_options(text, entry_for(cls.name).options)
         corpus = specdec_host.Corpus.open(path) if path else None
         drafter = cls(corpus)
         drafter.kept_with_target = read_bytes(options["keep"]) if options else 0

@@ -94,9 +94,14 @@ def entry_called(name: str) -> Entry | None:
     return _OWN.get(name) or drafters().get(name)
 
 
+def entry_for(name: str) -> Entry:
+    """The entry of the name of a drafter."""
+    return _OWN.get(name) or drafters()[name]
+
+
 def usage(name: str) -> str:
     """A name with its text after the colon, such as ``ngram:FILE``."""
-    entry = drafters()[name]
+    entry = entry_for(name)
     if not entry.value:
         return name
     options = f"[,{entry.options[0]}=..]" if entry.options else ""
@@ -214,7 +219,7 @@ def names_file(name: str, value: str) -> bool:
     >>> names_file("layer_skip", "4-9"), names_file("layer_skip", "4-9.json")
     (False, True)
     """
-    kinds = drafters()[name].value.split("|")
+    kinds = entry_for(name).value.split("|")
     others = (_NO_FILES[kind] for kind in kinds if kind in _NO_FILES)
     return bool(value) and FILE in kinds and not any(re.fullmatch(x, value) for x in others)
 
@@ -225,7 +230,7 @@ def class_of(name: str) -> Any:
     Raises:
         ImportError: its module, or one that it needs, is not installed.
     """
-    place = drafters()[name].place
+    place = entry_for(name).place
     try:
         return pkgutil.resolve_name(place)
     except ModuleNotFoundError as error:
