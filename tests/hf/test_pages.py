@@ -155,9 +155,9 @@ def test_the_printed_call_of_the_hub_folder_runs(few_tokens, elsewhere):
 
 @pytest.mark.full
 def test_the_printed_drafters_run(tmp_path):
-    kept, skipped, learning, *printed = blocks("drafters.md")
+    kept, skipped, learning, *printed, table = blocks("drafters.md")
     assert len(printed) == 3
-    exec(skipped, {})
+    exec(skipped + table, {})
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
     exec(kept, {"model": model, "inputs": inputs})
     questions = {"small": hf_models.perturbed("llama"), "questions": [inputs], "folder": tmp_path}
