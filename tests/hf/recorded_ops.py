@@ -12,7 +12,7 @@ from specdec_hf.drafters import model as draft_model
 from specdec_hf.heads.pairs import draft as head_draft
 from specdec_hf.heads.pairs import step as compiled_step
 from specdec_hf.loop import begin, plan
-from specdec_hf.runner import policy
+from specdec_hf.runner import forwards, policy
 from specdec_hf.runner.compiled import compiled_call, forward
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.parametrizations import weight_norm
@@ -163,7 +163,7 @@ def record_ops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compile_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a CPU stand in for a CUDA device: ``compile=True`` makes graphs, nothing is packed."""
-    for module in (begin, plan, compiled_call, draft_model, head_draft):
+    for module in (begin, plan, forwards, draft_model, head_draft):
         monkeypatch.setattr(module, "compiles_on", lambda device: True)
 
 

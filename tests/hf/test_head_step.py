@@ -9,8 +9,7 @@ from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.pairs import step as compiled_step
 from specdec_hf.heads.pairs.cache import HeadCache
 from specdec_hf.runner.compiled import cuda_graphs, forward
-from specdec_hf.runner.compiled.compiled_call import CompileStats
-from specdec_hf.runner.compiled.cuda_graphs import Borrower
+from specdec_hf.runner.forwards import Borrower, CompileStats
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from specdec_hf.runner.policy import BUCKETS
@@ -37,7 +36,9 @@ def head(target):
 
 def only_the_head(monkeypatch):
     compile_on_cpu(monkeypatch)
-    monkeypatch.setattr("specdec_hf.loop.begin.use_compiled", lambda *_, **__: CompileStats())
+    monkeypatch.setattr(
+        "specdec_hf.runner.compiled.compiled_call.use_compiled", lambda *_, **__: CompileStats()
+    )
 
 
 @pytest.mark.build

@@ -24,8 +24,8 @@ from specdec_hf.drafting.drafter import (
 from specdec_hf.drafting.sampling import token_stats
 from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.choose import choose_kind, choose_runner
-from specdec_hf.runner.compiled.compiled_call import compiles_on, pack_for, use_compiled
 from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
+from specdec_hf.runner.forwards import compiles_on, pack_for
 from specdec_hf.runner.protocol import (
     Lengths,
     context_length,
@@ -291,6 +291,10 @@ class DraftModel(Stepper):
             packed.refuse(chosen.unlike)
             call.report_packed(model, packed)
         if call.forwards.compile and compiles_on(model.device):
+            from specdec_hf.runner.compiled.compiled_call import (  # noqa: PLC0415  # CUDA alone
+                use_compiled,
+            )
+
             made = use_compiled(
                 model, self.runner, tree=tree, check=call.forwards.self_check, note=call.note,
                 borrower=call.forwards.borrower,

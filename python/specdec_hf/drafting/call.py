@@ -16,8 +16,7 @@ from specdec_hf.drafting.context import CommittedStates, History
 from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.request.sampling import Sampling
 from specdec_hf.rules import text_depends_on_drafts
-from specdec_hf.runner.compiled.compiled_call import CompileStats
-from specdec_hf.runner.compiled.cuda_graphs import Borrower
+from specdec_hf.runner.forwards import Borrower, CompileStats
 from specdec_hf.runner.packed.twin import PackedStats, report_packed
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, to_device
 from specdec_hf.schedules.base import TokenStats

@@ -20,8 +20,7 @@ from specdec_hf.options import Options
 from specdec_hf.request.call import Call
 from specdec_hf.request.prefill import prefill
 from specdec_hf.runner.choose import choose_runner
-from specdec_hf.runner.compiled.compiled_call import compiles_on, use_compiled
-from specdec_hf.runner.compiled.cuda_graphs import Borrower
+from specdec_hf.runner.forwards import Borrower, compiles_on
 from specdec_hf.runner.handover import import_cache
 from specdec_hf.runner.packed.twin import report_packed
 from specdec_hf.runner.plain_runner import Prompt
@@ -153,6 +152,10 @@ def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, borrower: Bor
             stats.packed.refuse(plan.chosen.unlike)
         report_packed(model, stats.packed, stats.note, asked=options.compile is True)
     if options.compile and compiles_on(model.device):
+        from specdec_hf.runner.compiled.compiled_call import (  # noqa: PLC0415  # CUDA alone
+            use_compiled,
+        )
+
         stats.compiled = use_compiled(
             model,
             runner,

@@ -30,8 +30,8 @@ from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import sequence_seeds
 from specdec_hf.rules import CUSTOM_RULE, LOSSY_RULES, is_lossy, text_depends_on_drafts
 from specdec_hf.runner.choose import ChosenKind, check_kind, choose_kind
-from specdec_hf.runner.compiled.compiled_call import compiles_on, pack_for
 from specdec_hf.runner.fit import coarse_arithmetic
+from specdec_hf.runner.forwards import compiles_on, pack_for
 from specdec_hf.runner.packed.twin import PackedStats, PackedTwin
 from specdec_hf.runner.plain_runner import Prompt
 from specdec_hf.runner.protocol import Lengths, context_length, vocab_size_of

@@ -26,7 +26,7 @@ from specdec_hf.loop.token_outputs import TokenOutputs
 from specdec_hf.options import Options
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import Sampling
-from specdec_hf.runner.compiled.cuda_graphs import Borrower
+from specdec_hf.runner.forwards import Borrower
 from specdec_hf.runner.protocol import Lengths, Runner
 from specdec_hf.runner.spec_runner import SpecRunner
 

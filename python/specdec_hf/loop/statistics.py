@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specdec_hf.loop.round_record import PHASES, RoundRecord
-from specdec_hf.runner.compiled.compiled_call import CompileStats
+from specdec_hf.runner.forwards import CompileStats
 from specdec_hf.runner.packed.twin import PackedStats
 
 # What `SpecStats.to_dict` holds as it is.

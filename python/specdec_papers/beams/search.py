@@ -37,7 +37,7 @@ from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.request.call import Call
 from specdec_hf.runner.choose import choose_kind, choose_runner
-from specdec_hf.runner.compiled.compiled_call import pack_for
+from specdec_hf.runner.forwards import pack_for
 from specdec_hf.runner.packed.twin import report_packed
 from specdec_hf.runner.plain_runner import Prompt
 from specdec_hf.runner.protocol import (

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.heads.pairs.draft import Pairs, PairStepper, following_tokens, pick
-from specdec_hf.runner.compiled.compiled_call import CompileStats
+from specdec_hf.runner.forwards import CompileStats
 from specdec_hf.runner.protocol import CACHE_NAME, Lengths, to_device
 from specdec_hf.runner.spec_cache import SpecCache
 

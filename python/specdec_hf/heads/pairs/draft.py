@@ -22,7 +22,8 @@ from specdec_hf.heads.pairs.step import (
     packed_step,
     takes,
 )
-from specdec_hf.runner.compiled.compiled_call import CompiledCall, CompileStats, compiles_on
+from specdec_hf.runner.compiled.compiled_call import CompiledCall
+from specdec_hf.runner.forwards import CompileStats, compiles_on
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, Lengths, context_length, to_device
 from specdec_kernels import tree_attention
 

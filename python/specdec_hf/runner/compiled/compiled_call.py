@@ -9,20 +9,18 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from specdec_hf.runner.compiled.cuda_graphs import Borrower
 from specdec_hf.runner.compiled.forward import (
     CompiledForward,
     compile_settings,
     compiled_forward,
     difference_in,
 )
-from specdec_hf.runner.fit import record_of
-from specdec_hf.runner.packed.twin import PackedStats, PackedTwin, pack_for_call
+from specdec_hf.runner.forwards import Borrower, CompileStats
 from specdec_hf.runner.policy import BUCKETS, FIRST, ForwardPolicy
 from specdec_hf.runner.protocol import Runner
 from specdec_hf.runner.self_check import PASSING, CheckPlan, one_line, undisturbed
@@ -108,36 +106,6 @@ def _runner_for(
 ) -> tuple[SpecRunner, Borrower]:
     policy = ForwardPolicy(compiled=forward, few_slots=True, one_by_one=False)
     return SpecRunner(model, batch_size, capacity, policy), Borrower()
-
-
-@dataclass
-class CompileStats:
-    """What ``compile=True`` did in one call.
-
-    Attributes:
-        graphs: graphs of torch.compile for the model that exist, those of earlier calls included.
-        seconds: how long the warm-up of this call took, with its self-check; 0 after the first
-            call with a model.
-        recompilations: graphs that were made after the warm-up.
-        eager: why forwards ran eagerly, empty where they did not.
-        cuda_graphs: forwards that are recorded as CUDA graphs, those of earlier calls included.
-        replayed: forwards of the call that replayed one.
-        without_cuda_graphs: why forwards on a CUDA device replayed none, empty where they did.
-        drafts: the same for each draft model and each EAGLE-3 head of the call.
-    """
-
-    graphs: int = 0
-    seconds: float = 0.0
-    recompilations: int = 0
-    eager: str = ""
-    cuda_graphs: int = 0
-    replayed: int = 0
-    without_cuda_graphs: str = ""
-    drafts: list[CompileStats] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
 
 class Replays(Protocol):
@@ -259,20 +227,6 @@ def use_compiled(
         run_eagerly(model, stats, reason)
     stats.graphs, stats.seconds = forward.graphs, forward.warm_ups.seconds - before
     return stats
-
-
-def compiles_on(device: torch.device) -> bool:
-    """Whether ``compile=True`` makes graphs for a model on a device."""
-    return device.type == "cuda"
-
-
-def pack_for(model: Any, compile: bool | None) -> tuple[PackedTwin | None, PackedStats | None]:
-    """The packed twin of a model, and what to report; see `Options.compile`."""
-    if model.device.type != "cpu":
-        record_of(model).packed = None  # it would keep the weights that were on the CPU
-    if compile is False or compiles_on(model.device):
-        return None, None
-    return pack_for_call(model)
 
 
 def run_eagerly(model: Any, stats: CompileStats, reason: str) -> None:

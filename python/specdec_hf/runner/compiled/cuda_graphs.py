@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.cache_utils import Cache
 
 from specdec_hf.runner.fit import compare
+from specdec_hf.runner.forwards import Borrower
 from specdec_hf.runner.policy import ForwardPolicy, is_long
 from specdec_hf.runner.self_check import one_line
 from specdec_hf.runner.spec_cache import Cursor, SpecCache, SpecLayer
@@ -240,13 +241,6 @@ def _no_kept_casts() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
-
-
-@dataclass(eq=False)
-class Borrower:
-    """A call, to which buffers are lent until it ends: ``held`` is then False."""
-
-    held: bool = True
 
 
 class LentGraphs(Recordings):
