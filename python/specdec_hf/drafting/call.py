@@ -212,7 +212,7 @@ class DrafterCall:
         """
         indices = np.atleast_1d(np.asarray(index))
         shape, expected = list(logits.shape), [self.batch_size, indices.size]
-        if len(shape) != len("BMV") or shape[:2] != expected:
+        if len(shape) != 3 or shape[:2] != expected:
             wanted = f"[{self.batch_size}, {indices.size}, V], a row for each index"
             raise ValueError(f"logits must be {wanted}, got {shape}")
         if indices.dtype.kind not in "iu" or not (

@@ -344,7 +344,7 @@ def _read_drawn(
         value = getattr(drawn, field)
         wanted = shape if field == "logits" else shape[:2]
         stored = isinstance(value, torch.Tensor) and value.device.type != "meta"
-        if not stored or len(shape) != len("BMV") or value.shape != wanted:
+        if not stored or len(shape) != 3 or value.shape != wanted:
             got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise ValueError(
                 f"{name} must return drawn as call.draw returned it, with {field} "
