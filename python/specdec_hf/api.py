@@ -42,8 +42,8 @@ from specdec_hf.request.entry import (
 )
 from specdec_hf.request.inputs import check_language_model, one_of
 from specdec_hf.request.reader import read_call
-from specdec_hf.runner.encoded import is_encoder_decoder
 from specdec_hf.runner.forwards import compiles_on
+from specdec_hf.runner.protocol import is_encoder_decoder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

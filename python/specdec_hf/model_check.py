@@ -9,11 +9,11 @@ import torch
 
 from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.request.inputs import check_language_model
-from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
-from specdec_hf.runner.fit import Fit
-from specdec_hf.runner.make import ROLLBACK_KINDS
-from specdec_hf.runner.protocol import keeps_cache
-from specdec_hf.runner.self_check import check_fit, undisturbed
+from specdec_hf.runner.cache_kinds import kinds_to_try
+from specdec_hf.runner.comparison import CacheCheck
+from specdec_hf.runner.encoded import Encoded
+from specdec_hf.runner.protocol import CacheRequest, is_encoder_decoder
+from specdec_hf.runner.self_check import check_cache, undisturbed
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class ModelCheck:
 
     Attributes:
         model: name of the model's class.
-        fits: a `Fit` for each (cache, "chain" or "tree", "one sequence" or "batch").
+        fits: a `CacheCheck` for each (cache, "chain" or "tree", "one sequence" or "batch").
     """
 
     model: str
-    fits: dict[tuple[str, str, str], Fit]
+    fits: dict[tuple[str, str, str], CacheCheck]
 
     def fitting(self, *, tree: bool = False, batch: bool = True) -> list[str]:
         """The caches that fit, in the order in which `generate` tries them."""
@@ -71,22 +71,14 @@ def check_model(model: Any) -> ModelCheck:
     >>> print(check_model(model))  # doctest: +SKIP
     """
     check_language_model("model", model)
-    kinds: tuple[str, ...] = ROLLBACK_KINDS if keeps_cache(model) else ("none",)
-    if model._is_stateful:
-        kinds = ("snapshot",)
-    encoded = None
-    if is_encoder_decoder(model):
-        kinds, encoded = tuple(kind for kind in kinds if kind != "spec"), _encoded(model)
+    encoded = _encoded(model) if is_encoder_decoder(model) else None
     fits = {}
-    for kind in kinds:
-        for batch in (False, True):
-            if batch or kind != "aligned":
-                sequences = "batch" if batch else "one sequence"
-                fits[kind, "chain", sequences] = check_fit(
-                    model, kind, padded=batch, encoded=encoded
-                )
-                if kind == "spec":
-                    fits[kind, "tree", sequences] = check_fit(model, kind, padded=batch, tree=True)
+    for kind in kinds_to_try(model, CacheRequest(2)):
+        for batch in (False, True)[kind.min_batch_size - 1 :]:
+            name, sequences = kind.name, "batch" if batch else "one sequence"
+            fits[name, "chain", sequences] = check_cache(model, kind, padded=batch, encoded=encoded)
+            if kind.has_slots:
+                fits[name, "tree", sequences] = check_cache(model, kind, padded=batch, tree=True)
     return ModelCheck(type(model).__name__, fits)
 
 
@@ -102,7 +94,7 @@ def _encoded(model: Any) -> Encoded:
         return EncoderSource(ids, {"attention_mask": torch.ones_like(ids)}).encode(model)
 
 
-def _verdict(fit: Fit) -> str:
+def _verdict(fit: CacheCheck) -> str:
     if fit.reason is not None:
         return fit.reason
     if fit.not_measured is not None:

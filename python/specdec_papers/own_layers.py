@@ -108,7 +108,7 @@ class OwnCacheDrafter(Drafter):
 
     def _check_cache(self, call: DrafterCall) -> None:
         """Raise ValueError for a call whose cache drafts cannot be written to."""
-        if not isinstance(call.runner, SpecRunner):
+        if call.runner is None or not call.runner.has_slots:
             kind = getattr(call.runner, "kind", None)
             raise ValueError(f"drafter {self.name} needs cache='spec', got {kind!r}")
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specdec_hf.arguments import check_integers, shown
+
 from specdec_papers.split_model import Skipped
 
 FORMAT, VERSION = "specdec layer_skip", 1

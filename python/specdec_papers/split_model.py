@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from specdec_hf.runner.fit import Fit, compare, fits_of, tolerance_of
+from specdec_hf.runner.comparison import CacheCheck, checks_of, compare, tolerance_of
 from specdec_hf.runner.packed.decoder_layer import unfused
 from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.protocol import (
@@ -256,7 +256,7 @@ def check_split(model: Any, split: SplitModel) -> None:
     Raises:
         ValueError: logits that differ by more than rounding, or parts that do not run.
     """
-    key, known = split.key, fits_of(model)
+    key, known = split.key, checks_of(model)
     if key not in known:
         try:
             with undisturbed(model):
@@ -272,12 +272,12 @@ def check_split(model: Any, split: SplitModel) -> None:
 Rows = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def _measure(model: Any, split: SplitModel) -> Fit:
+def _measure(model: Any, split: SplitModel) -> CacheCheck:
     """Compare logits of windows in two parts and in one."""
     rows = [*_ragged_windows(model, split), *_windows_alone(model, split)]
     found = compare([a for a, _ in rows], [b for _, b in rows], tolerance_of(model))
     reason = None if found.fault is None else f"its logits then differ {found.fault}"
-    return Fit(found.difference, found.tolerance, reason)
+    return CacheCheck(found.difference, found.tolerance, reason)
 
 
 def _ragged_windows(model: Any, split: SplitModel) -> Rows:

@@ -32,7 +32,6 @@ from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Cost, Draft, Round, State
 from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.protocol import Lengths, to_device
-from specdec_hf.runner.spec_runner import SpecRunner
 
 from specdec_kernels import Rule, Verdict, verify_chain
 from specdec_papers.cascade import (
@@ -171,7 +170,6 @@ class StagedModel(DraftModel):
             self._add_chain(under, self._guess(under, self._levels - self._level, wanted))
         fed = to_device(self._tokens[:, first:], self.device)
         parents = to_device(self._parents, self.device)
-        assert isinstance(self.runner, SpecRunner)
         self._keep_logits(self.runner.forward_tree(fed, lengths - 1, parents))
 
     def _guess(

@@ -4,7 +4,7 @@ machine is."""
 import math
 
 import pytest
-from specdec_hf.runner.fit import forget_fits
+from specdec_hf.runner.comparison import forget_checks
 from specdec_hf.schedules import benefit_guard
 from support import hf_models
 from support.cli_models import folder, home  # noqa: F401  # what commands work in
@@ -26,6 +26,6 @@ def model():
 @pytest.fixture
 def forgetful():
     """What was found of models is measured again, and what is found is not kept."""
-    forget_fits()
+    forget_checks()
     yield
-    forget_fits()
+    forget_checks()

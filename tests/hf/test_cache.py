@@ -13,8 +13,8 @@ from specdec_hf.loop.commit import read_verdict
 from specdec_hf.options import Options
 from specdec_hf.request.entry import prepare_call
 from specdec_hf.runner import spec_cache, spec_runner
-from specdec_hf.runner.choose import choose_runner
-from specdec_hf.runner.protocol import to_device
+from specdec_hf.runner.choose import choose_cache
+from specdec_hf.runner.protocol import CacheRequest, to_device
 from specdec_hf.runner.self_check import LARGEST_WINDOW
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
@@ -299,7 +299,7 @@ def test_a_window_is_masked_where_it_ends_or_the_self_check_passed_its_end(
 ):
     model = hf_models.build("mistral", sliding_window=window)
     inputs = hf_models.prompts((length,))
-    choose_runner(model, 1, 8, "spec")
+    choose_cache(model, CacheRequest(1, "spec"))
     forwards.clear()
     settings = {"max_new_tokens": NEW, "do_sample": False}
     text = generate(model, **inputs, **settings, drafter=drafter, guard=False, compile=False)

@@ -15,7 +15,7 @@ from specdec_hf.cli.report import print_alone, verdict
 from specdec_hf.cli.speeds import Speeds
 from specdec_hf.cli.terminal import visible
 from specdec_hf.drafting.registry import drafters, usage
-from specdec_hf.runner.fit import Fit
+from specdec_hf.runner.comparison import CacheCheck
 from support import cli_models
 from support.cli_models import answered, invoke, masked, one_line_error, reported, says, succeed
 
@@ -79,8 +79,8 @@ dynamic chain one sequence # fits dynamic chain batch # fits
 
 def test_check_prints_this_and_fails_where_no_cache_fits(monkeypatch):
     assert masked(succeed("check", "--model", "tiny").output) == " ".join(CHECKED.split())
-    unfit = Fit(difference=0.5, tolerance=1e-4, reason="its logits differ")
-    monkeypatch.setattr("specdec_hf.model_check.check_fit", lambda *_, **__: unfit)
+    unfit = CacheCheck(difference=0.5, tolerance=1e-4, reason="its logits differ")
+    monkeypatch.setattr("specdec_hf.model_check.check_cache", lambda *_, **__: unfit)
     result = invoke("check", "--model", "tiny")
     assert result.exit_code == 1, result.output
     assert result.output.count("5.0e-01") == result.output.count("its logits differ") == 7

@@ -14,7 +14,7 @@ from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.loop import begin
 from specdec_hf.runner import policy
 from specdec_hf.runner.compiled import compiled_call, cuda_graphs
-from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.protocol import CACHE_NAME
 from support.hf_models import build, decode, prompts, with_noise
 from torch.nn.functional import linear

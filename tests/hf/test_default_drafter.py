@@ -203,6 +203,6 @@ def test_no_head_drafts_on_an_accelerator(target, tmp_path, monkeypatch):
 
 
 def test_a_fault_of_the_program_is_no_reason_to_draft_otherwise(target, monkeypatch):
-    monkeypatch.setattr("specdec_hf.loop.plan.choose_kind", lambda *_, **__: int("planted"))
+    monkeypatch.setattr("specdec_hf.loop.plan.choose_cache", lambda *_, **__: int("planted"))
     with pytest.raises(ValueError, match="'planted'"):
         run(target)

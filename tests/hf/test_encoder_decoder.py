@@ -7,7 +7,7 @@ import pytest
 import torch
 from specdec_hf import PromptLookupDrafter, SpeculativeDecoder, TrieTree, generate
 from specdec_hf.drafters.copying import SuffixAutomatonDrafter
-from specdec_hf.runner.plain_runner import PlainRunner
+from specdec_hf.runner.plain_runner import RollbackRunner
 from support import hf_models
 from support.drafter_proof import with_states
 from support.hf_models import inputs_for, perturbed, texts, tiny
@@ -263,7 +263,7 @@ def test_what_an_encoder_decoder_cannot_serve_is_refused_by_name(name):
 
 @pytest.mark.parametrize("fault", ["one token too many", "keys of cross-attention"])
 def test_a_wrong_roll_back_is_found_by_the_self_check(fault, monkeypatch, forgetful):
-    roll_back = PlainRunner._roll_back
+    roll_back = RollbackRunner._roll_back
 
     def wrong(self, kept):
         roll_back(self, kept + (kept < self._held) * (fault == "one token too many"))
@@ -271,7 +271,7 @@ def test_a_wrong_roll_back_is_found_by_the_self_check(fault, monkeypatch, forget
             for layer in self.cache.cross_attention_cache.layers:
                 layer.crop(-1)
 
-    monkeypatch.setattr(PlainRunner, "_roll_back", wrong)
+    monkeypatch.setattr(RollbackRunner, "_roll_back", wrong)
     with pytest.raises(ValueError, match="cannot be used with drafts"):
         generate(tiny("t5"), **texts(RAGGED), **CALL, drafter="prompt_lookup")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
-from specdec_hf.runner.fit import forget_fits
+from specdec_hf.runner.comparison import forget_checks
 from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -420,5 +420,5 @@ def test_the_first_call_of_a_kind_is_compared_with_plain_forwards():
     assert out.sequences.tolist() == model.generate(**made, **GREEDY).tolist()
     assert out.stats.cache == "dynamic"
     assert "runs with cache='dynamic'; cache='spec': logits of Llava" in out.stats.notes[0]
-    forget_fits()
+    forget_checks()
     assert generate(model, **made, **call, self_check=False).stats.cache == "spec"

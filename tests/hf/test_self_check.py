@@ -9,9 +9,11 @@ import pytest
 import torch
 from specdec_hf import check_model, generate
 from specdec_hf.runner import self_check
-from specdec_hf.runner.fit import compare, tolerance_of
+from specdec_hf.runner.cache_kinds import CACHE_KINDS
+from specdec_hf.runner.comparison import compare, tolerance_of
 from specdec_hf.runner.plain_runner import PlainRunner
-from specdec_hf.runner.self_check import check_fit
+from specdec_hf.runner.rollback_runner import AlignedRunner
+from specdec_hf.runner.self_check import check_cache
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 
@@ -63,7 +65,7 @@ def test_a_draft_model_gets_a_cache_that_fits_it():
 def test_rounding_is_no_fault(name, dtype):
     model = hf_models.build(name).to(dtype)
     for kind, tree in (("spec", True), ("aligned", False), ("dynamic", False)):
-        fit = check_fit(model, kind, tree=tree)
+        fit = check_cache(model, CACHE_KINDS[kind], tree=tree)
         assert fit.reason is None, fit
 
 
@@ -119,20 +121,18 @@ def visible_padding(extend_inputs):
 FAULTS = {
     "position": (SpecRunner, "window", late_positions),
     "rollback": (
-        SpecRunner,
-        "_mask",
+        SpecRunner, "_mask",
         lambda mask: lambda self, ids, *rest: mask(self, ids + ids.shape[1], *rest),
     ),
     "window": (
-        SpecRunner,
-        "_by_layer_type",
+        SpecRunner, "_by_layer_type",
         lambda by_type: lambda self, mask_of: by_type(self, lambda _: mask_of(0)),
     ),
     "siblings": (SpecRunner, "tree_window", seen_siblings),
     "no mask": (SpecRunner, "window", one_slot_more),
     "padding": (PlainRunner, "_extend_inputs", visible_padding),
-    "misaligned": (PlainRunner, "_realign", lambda _: lambda self, *where: None),
-}
+    "misaligned": (AlignedRunner, "_realign", lambda _: lambda self, *where: None),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -141,7 +141,7 @@ def test_the_self_check_finds_a_planted_fault(fault, monkeypatch, forgetful):
     monkeypatch.setattr(owner, name, made_wrong(getattr(owner, name)))
     model = hf_models.tiny("llama" if fault == "no mask" else "gemma2")
     kind = "spec" if owner is SpecRunner else "aligned"
-    fit = check_fit(model, kind, padded=fault != "no mask", tree=fault == "siblings")
+    fit = check_cache(model, CACHE_KINDS[kind], padded=fault != "no mask", tree=fault == "siblings")
     assert fit.reason is not None
     assert fit.difference > 3 * fit.tolerance
 
@@ -169,7 +169,7 @@ def test_the_self_check_leaves_no_trace(kinds, forgetful):
 
     def check(tree, padded):
         start.wait()
-        assert check_fit(model, "spec", tree=tree, padded=padded).reason is None
+        assert check_cache(model, CACHE_KINDS["spec"], tree=tree, padded=padded).reason is None
 
     with hf_models.unchanged(model), ThreadPoolExecutor(kinds) as pool:
         for done in [pool.submit(check, n % 2 == 0, n < 2) for n in range(kinds)]:
@@ -193,8 +193,8 @@ def test_no_memory_for_the_self_check_is_not_remembered(owner, error, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(owner, "forward", fails)
         with pytest.raises(error):
-            check_fit(model, "spec")
-    assert check_fit(model, "spec").difference is not None
+            check_cache(model, CACHE_KINDS["spec"])
+    assert check_cache(model, CACHE_KINDS["spec"]).difference is not None
 
 
 def test_check_model_prints_what_fits():
@@ -230,7 +230,7 @@ def test_a_short_context_is_checked_with_the_tokens_that_it_holds():
     for context in (16, 17, 20):
         model = hf_models.build("llama", context=context)
         for padded in (False, True):
-            fit = check_fit(model, "spec", padded=padded)
+            fit = check_cache(model, CACHE_KINDS["spec"], padded=padded)
             assert fit.reason is None
             assert fit.difference is not None
 

@@ -15,8 +15,7 @@ from specdec_hf.detokenizer import decode_behind
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Step, run_stream
 from specdec_hf.rules import text_depends_on_drafts
-from specdec_hf.runner.encoded import is_encoder_decoder
-from specdec_hf.runner.protocol import context_length
+from specdec_hf.runner.protocol import context_length, is_encoder_decoder
 
 NO_DRAFTER = "none"  # in statistics
 

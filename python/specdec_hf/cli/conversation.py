@@ -133,8 +133,7 @@ class Conversation:
         from specdec_hf.cli.compare import Turn, plain_decoder, prompt_ids
         from specdec_hf.cli.trace import PieceStream, marks_of, styled
         from specdec_hf.loop.streaming import run_stream
-        from specdec_hf.runner.encoded import is_encoder_decoder
-        from specdec_hf.runner.protocol import CACHE_NAME
+        from specdec_hf.runner.protocol import CACHE_NAME, is_encoder_decoder
 
         messages = [*self.messages, {"role": "user", "content": text}]
         inputs = self._encode(messages)

@@ -20,7 +20,7 @@ from specdec_hf.drafting.registry import (
 )
 from specdec_hf.model_files import holds_tokenizer, load_config, load_model, load_tokenizer
 from specdec_hf.model_paths import HUB_ID, MissingModelError, model_path, state_of_files
-from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.protocol import vocab_size_of
 
 

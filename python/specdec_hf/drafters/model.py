@@ -23,22 +23,25 @@ from specdec_hf.drafting.drafter import (
 )
 from specdec_hf.drafting.sampling import token_stats
 from specdec_hf.request.inputs import check_language_model
-from specdec_hf.runner.choose import choose_kind, choose_runner
-from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
+from specdec_hf.runner.choose import choose_cache
+from specdec_hf.runner.encoded import Encoded
 from specdec_hf.runner.forwards import compiles_on, pack_for
 from specdec_hf.runner.protocol import (
+    CacheRequest,
     Lengths,
     context_length,
+    is_encoder_decoder,
     num_parameters,
     rope_types,
     rounded,
     to_device,
     vocab_size_of,
 )
-from specdec_hf.runner.spec_runner import SpecRunner
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from specdec_hf.runner.encoded import Encoded
 
 
 class Stepper(Protocol):
@@ -269,26 +272,16 @@ class DraftModel(Stepper):
         self.device: torch.device = model.device
         self.call = call
         twin, packed = pack_for(model, call.forwards.compile)
-        chosen = choose_kind(
-            model,
-            call.batch_size,
-            cache,
-            tree=tree,
-            self_check=call.forwards.self_check,
-            encoded=(encoded := self._encode(own_vocabulary)),
-            twin=None if twin is None else twin.model,
-        )
-        self.runner, notes = choose_runner(
-            model,
-            call.batch_size,
-            min(call.max_length, 1024) + call.max_draft + 1,
-            chosen,
-            encoded=encoded,
-        )
-        for note in notes:
+        request = CacheRequest(
+            call.batch_size, cache, tree=tree, self_check=call.forwards.self_check,
+            encoded=self._encode(own_vocabulary),
+        )  # fmt: skip
+        chosen = choose_cache(model, request, twin)
+        self.runner = chosen.make(min(call.max_length, 1024) + call.max_draft + 1)
+        for note in chosen.notes:
             call.note(f"draft model {note}")
         if packed is not None:
-            packed.refuse(chosen.unlike)
+            packed.refuse(chosen.why_not_packed)
             call.report_packed(model, packed)
         if call.forwards.compile and compiles_on(model.device):
             from specdec_hf.runner.compiled.compiled_call import (  # noqa: PLC0415  # CUDA alone
@@ -307,7 +300,7 @@ class DraftModel(Stepper):
         self.sampling = {name: sampling[name] for name in sampling if name != "temperature"}
         if self._own_temperature == 0:
             self.sampling["top_k"] = 1
-        self.joins = isinstance(self.runner, SpecRunner)  # others share parts of the cache
+        self.joins = self.runner.has_slots  # others share parts of the cache
         self._context_length = context_length(model)
         self._nodes_fed = 0
 
@@ -370,9 +363,7 @@ class DraftModel(Stepper):
             parents: [B, k] of all nodes fed so far in this round, the m new ones last.
         """
         self._nodes_fed = parents.shape[1]
-        runner = self.runner
-        assert isinstance(runner, SpecRunner)
-        logits = runner.forward_tree(tokens.clamp(min=0), lengths - 1, parents)
+        logits = self.runner.forward_tree(tokens.clamp(min=0), lengths - 1, parents)
         return self._at_own_temperature(logits)
 
     def keep(self, lengths: Lengths, path: NDArray[np.int64]) -> None:
@@ -384,7 +375,6 @@ class DraftModel(Stepper):
         """
         in_cache = np.minimum.accumulate((path >= 0) & (path < self._nodes_fed), axis=1)
         if in_cache.any():
-            assert isinstance(self.runner, SpecRunner)
             self.runner.compact(
                 to_device(lengths, self.device),
                 to_device(np.where(in_cache, path, -1), self.device),
@@ -411,8 +401,6 @@ class DraftModel(Stepper):
         return last - end
 
     def take(self, b: int, other: DraftModel, index: int) -> None:
-        assert isinstance(self.runner, SpecRunner)
-        assert isinstance(other.runner, SpecRunner)
         self.runner.adopt(b, other.runner, index)
 
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import CommittedStates, History
-from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.request.sampling import Sampling
 from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.forwards import Borrower, CompileStats
@@ -26,6 +25,9 @@ from specdec_kernels import (
     SampledDraft,
     sample,
 )
+
+if TYPE_CHECKING:
+    from specdec_hf.request.encoder import EncoderSource
 
 MAX_DRAFTS_PER_ROUND = 2**16  # drafts of one drafter in one round
 NOTHING: Mapping[str, Any] = MappingProxyType({})

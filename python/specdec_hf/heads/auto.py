@@ -14,7 +14,7 @@ from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.placed import PlacedHead
 from specdec_hf.heads.shipped import FoundHead, find_head, is_shipped
 from specdec_hf.model_paths import state_of_files
-from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.model_record import record_of
 from specdec_hf.trees import EagleTree, TrieTree
 
 CHAINS, DEPTH, NODES = 4, 6, 31

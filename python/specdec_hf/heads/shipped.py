@@ -22,7 +22,7 @@ from specdec_hf.heads.base import state_of
 from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.files import CONFIG, checked_size, read_config
-from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.self_check import PASSING, undisturbed
 
 SAMPLE = "sample.json"

@@ -18,15 +18,11 @@ from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.token_outputs import TokenOutputs
 from specdec_hf.options import Options
 from specdec_hf.request.call import Call
-from specdec_hf.request.prefill import prefill
-from specdec_hf.runner.choose import choose_runner
 from specdec_hf.runner.forwards import Borrower, compiles_on
 from specdec_hf.runner.handover import import_cache
 from specdec_hf.runner.packed.twin import report_packed
-from specdec_hf.runner.plain_runner import Prompt
 from specdec_hf.runner.policy import width_of
 from specdec_hf.runner.protocol import Lengths, Runner
-from specdec_hf.runner.spec_runner import SpecRunner
 
 SLOTS_AHEAD = 512  # slots and tokens allocated beyond the prompt before cache and text have to grow
 MIN_MAX_DRAFT = 16  # drafters make buffers of this size, whatever small numbers a call asks for
@@ -94,26 +90,17 @@ def begin(model: Any, call: Call, options: Options, batch: Session | None = None
 
 def _make_runner(plan: Plan) -> tuple[Runner, torch.Tensor | None, list[str]]:
     """The runner, the logits of the model's own prefill if it made one, and notes."""
-    model, call, options = plan.model, plan.call, plan.options
-    longest = int(plan.lengths.max())
+    call, longest = plan.call, int(plan.lengths.max())
     capacity = min(plan.max_length, longest + SLOTS_AHEAD) + plan.draft_size + 1
-    prompt = Prompt(call.prompt_ids, call.mask)
     if call.prefill is not None:
-        return prefill(
-            model, call.prefill, prompt, capacity, "spec" if plan.drafts_trees else options.cache,
-            drafts=plan.drafter is not None, tree=plan.drafts_trees,
-            self_check=options.self_check, keep_states="hidden_states" in call.outputs,
-        )  # fmt: skip
+        from specdec_hf.loop.own_prefill import own_prefill  # noqa: PLC0415  # rarely asked for
+
+        return own_prefill(plan, capacity)
     assert plan.chosen is not None
     if call.past is None:
-        runner, notes = choose_runner(
-            model, len(plan.lengths), capacity, plan.chosen, prompt=prompt, encoded=call.encoded
-        )
-    else:
-        runner, notes = import_cache(
-            model, call.past, prompt, capacity, plan.chosen, encoded=call.encoded
-        )
-    return runner, None, notes
+        return plan.chosen.make(capacity), None, plan.chosen.notes
+
+    return import_cache(plan.chosen, call.past, capacity), None, plan.chosen.notes
 
 
 def _statistics(
@@ -148,8 +135,8 @@ def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, borrower: Bor
         stats.packed = packed
         if plan.chosen is None:
             stats.packed.refuse("the model's own prefill fills its cache")
-        elif plan.chosen.unlike:
-            stats.packed.refuse(plan.chosen.unlike)
+        elif plan.chosen.why_not_packed:
+            stats.packed.refuse(plan.chosen.why_not_packed)
         report_packed(model, stats.packed, stats.note, asked=options.compile is True)
     if options.compile and compiles_on(model.device):
         from specdec_hf.runner.compiled.compiled_call import (  # noqa: PLC0415  # CUDA alone
@@ -166,8 +153,8 @@ def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, borrower: Bor
         )
         if stats.compiled.eager:
             stats.note(f"{name} runs eagerly: {stats.compiled.eager}")
-    if isinstance(runner, SpecRunner) and runner.policy.compiled is not None:
-        plan.costs.padded = width_of
+        else:
+            plan.costs.padded = width_of
 
 
 def _drafter_call(

@@ -35,9 +35,9 @@ from specdec_hf.loop.streaming import Step
 from specdec_hf.request.call import Call, merged
 from specdec_hf.request.sampling import sequence_seeds
 from specdec_hf.rules import text_depends_on_drafts
-from specdec_hf.runner.choose import choose_kind
-from specdec_hf.runner.protocol import ROPES_BY_LENGTH, rope_types, to_device
-from specdec_hf.runner.spec_runner import TOKENS_OF_A_PASS, SpecRunner
+from specdec_hf.runner.choose import choose_cache
+from specdec_hf.runner.protocol import ROPES_BY_LENGTH, CacheRequest, rope_types, to_device
+from specdec_hf.runner.spec_runner import TOKENS_OF_A_PASS
 
 PREFILL_CHUNK_SIZE = 256  # tokens
 
@@ -177,7 +177,7 @@ def why_static(session: Session) -> str | None:
     schedule = session.length_policy.schedule
     if (reason := _why_not_text_alone(call)) is not None:
         return reason
-    if not isinstance(session.runner, SpecRunner):
+    if not session.runner.has_slots:
         return f"cache={session.runner.kind!r} holds what its sequences share"
     if session.stats.compiled is not None:
         return "CUDA graphs are made for one number of sequences"
@@ -212,20 +212,20 @@ def _why_unlike_alone(session: Session) -> str | None:
     model, options, runner, (twin, _) = (
         session.model, session.options, session.runner, session.packing
     )  # fmt: skip
-    assert isinstance(runner, SpecRunner)
     for count in (1, 2):
+        request = CacheRequest(
+            count, "spec" if session.drafts_trees else options.cache,
+            drafts=session.drafter is not None, tree=session.drafts_trees,
+            self_check=options.self_check,
+        )  # fmt: skip
         try:
-            chosen = choose_kind(
-                model, count, "spec" if session.drafts_trees else options.cache,
-                drafts=session.drafter is not None, tree=session.drafts_trees,
-                self_check=options.self_check, twin=None if twin is None else twin.model,
-            )  # fmt: skip
+            chosen = choose_cache(model, request, twin)
         except Refused as error:
             return str(error)
-        if chosen.kind != "spec":
-            return f"a batch of {count} would have cache={chosen.kind!r}"
-        if chosen.runs is not runner.model:
-            return f"packed weights would serve only some of its sizes: {chosen.unlike}"
+        if not chosen.kind.has_slots:
+            return f"a batch of {count} would have cache={chosen.kind.name!r}"
+        if chosen.model is not runner.model:
+            return f"packed weights would serve only some of its sizes: {chosen.why_not_packed}"
     return None
 
 
@@ -393,7 +393,6 @@ def _share_prefix(alone: Session, others: list[Session]) -> None:
     """
     if not alone.first_round or (alone.drafter_call is not None and alone.drafter_call.kept_states):
         return
-    assert isinstance(alone.runner, SpecRunner)
     prompt = alone.history.tokens[0, : alone.prompt_lengths[0] - 1]
     held, best = int(alone.runner.lengths[0]), None
     for other in others:
@@ -404,7 +403,6 @@ def _share_prefix(alone: Session, others: list[Session]) -> None:
                 held, best = common, (other.runner, b)
     if best is not None:
         runner, b = best
-        assert isinstance(runner, SpecRunner)
         alone.runner.adopt(0, runner, b, held)
 
 

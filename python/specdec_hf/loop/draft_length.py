@@ -18,7 +18,7 @@ from specdec_hf.drafting.sampling import stats_of_draft
 from specdec_hf.loop.round_record import RoundRecord
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.rules import text_depends_on_drafts
-from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenStats
 from specdec_hf.schedules.benefit_guard import BenefitGuard

@@ -22,7 +22,6 @@ from specdec_hf.loop.own_rule import Verifier
 from specdec_hf.loop.session import Session
 from specdec_hf.rules import CUSTOM_RULE
 from specdec_hf.runner.protocol import to_device, vocab_size_of
-from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_kernels import (
     Rule,
     SampledDraft,
@@ -94,7 +93,7 @@ class Drafted:
         session, runner = self.session, self.session.runner
         missing = int((self.lengths - runner.lengths).max())
         last = session.history.last(missing)
-        if runner.kind == "plain":
+        if not runner.rolls_back:
             # Its state goes on where a sequence has ended, as that of plain generation does.
             last[:, -1] = np.where(session.padding_fed > 0, session.call.pad, last[:, -1])
         tokens = to_device(last, session.model.device)
@@ -104,7 +103,6 @@ class Drafted:
             tokens = torch.cat([tokens, drafts], dim=1)
         if self.draft is not None and self.draft.parents is not None:
             assert missing == 1, "a tree's mask is made for a root and its nodes only"
-            assert isinstance(runner, SpecRunner)
             return runner.forward_tree(tokens, self.lengths - 1, self.layout.parents)
         starts = self.lengths - missing
         if session.drafter is not None and session.drafter.needs.target_forward:
@@ -172,7 +170,6 @@ class Drafted:
             tried = ~verdict.accept_probs.isnan()
             extra = [verdict.path, tree.tokens, tree.parents, tried]
             if draft is not None:
-                assert isinstance(session.runner, SpecRunner)
                 session.runner.compact(positions, verdict.path)
         carried = None if draft is None else draft.carried
         return verdict, extra if carried is None else [*extra, carried.to(session.model.device)]

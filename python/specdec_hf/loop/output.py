@@ -13,7 +13,6 @@ from transformers.utils.generic import ModelOutput
 from specdec_hf.loop.processors import process_ended
 from specdec_hf.loop.session import Session
 from specdec_hf.request.call import Call
-from specdec_hf.runner.handover import export_cache
 from specdec_hf.runner.protocol import CACHE_NAME, context_length, to_device
 
 
@@ -69,13 +68,15 @@ def finish(session: Session) -> SpecOutput:
     past: Any = None
     outputs: dict[str, Any] = {}
     if session.call.return_dict:
-        if (new_tokens < longest).any() and session.runner.kind != "plain":
+        if (new_tokens < longest).any() and session.runner.rolls_back:
             _follow_ended(session, longest - new_tokens)
         if session.outputs is not None:
             outputs = session.outputs.tensors(
                 longest, _fed_columns(session.call), session.call.sampling
             )
-        past = export_cache(session.model, session.runner, mask[:, :-1])
+        from specdec_hf.runner.handover import export_cache  # noqa: PLC0415  # a part of the callers
+
+        past = export_cache(session.runner, mask[:, :-1])
     end(session)
     sequences = np.full((batch_size, columns + longest), session.call.pad, dtype=np.int64)
     logprobs = np.zeros((batch_size, longest), dtype=np.float32)
@@ -116,7 +117,7 @@ def _follow_ended(session: Session, behind: NDArray[np.int64]) -> None:
     """
     size = int(behind.max()) if session.outputs is not None else 1
     context = context_length(session.model)
-    if context is not None and session.runner.kind != "spec":
+    if context is not None and not session.runner.has_slots:
         size = min(size, context - int(session.history.lengths.max()) + 1)
     tokens = np.full((len(behind), size), session.call.pad, dtype=np.int64)
     tokens[:, :1] = session.history.last(1)

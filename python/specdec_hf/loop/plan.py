@@ -29,12 +29,11 @@ from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options, rule_name,
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import sequence_seeds
 from specdec_hf.rules import CUSTOM_RULE, LOSSY_RULES, is_lossy, text_depends_on_drafts
-from specdec_hf.runner.choose import ChosenKind, check_kind, choose_kind
-from specdec_hf.runner.fit import coarse_arithmetic
+from specdec_hf.runner.choose import ChosenCache, check_kind, choose_cache
+from specdec_hf.runner.comparison import coarse_arithmetic
 from specdec_hf.runner.forwards import compiles_on, pack_for
 from specdec_hf.runner.packed.twin import PackedStats, PackedTwin
-from specdec_hf.runner.plain_runner import Prompt
-from specdec_hf.runner.protocol import Lengths, context_length, vocab_size_of
+from specdec_hf.runner.protocol import CacheRequest, Lengths, Prompt, context_length, vocab_size_of
 from specdec_hf.schedules.base import Schedule, ScheduleContext
 from specdec_hf.schedules.costs import SHARE_ON_DEVICE, Costs, ExpectedCosts
 from specdec_hf.schedules.registry import make_schedule
@@ -58,6 +57,7 @@ class Plan:
         schedule: started.
         costs: those that the schedule reads.
         draft_size: most drafted tokens of a sequence in one round.
+        request: what is asked of the cache.
         chosen: the kind of the cache; None where the model's own prefill decides it.
         packing: the packed twin of the model, and what was packed; see `pack_for`.
         notes: on these choices.
@@ -77,7 +77,8 @@ class Plan:
     schedule: Schedule
     costs: Costs
     draft_size: int
-    chosen: ChosenKind | None
+    request: CacheRequest
+    chosen: ChosenCache | None
     packing: Packing
     notes: list[str]
 
@@ -251,19 +252,12 @@ class _Planner:
         asked = options.num_assistant_tokens_schedule
         schedule = make_schedule("constant" if asked is None else asked)
         _check_options(model, call, options, drafter, schedule)
-        chosen = None
-        if call.prefill is None:
-            chosen = choose_kind(
-                model,
-                len(call.mask),
-                (cache or "spec") if trees else options.cache,
-                drafts=drafter is not None,
-                tree=trees,
-                self_check=options.self_check,
-                prompt=Prompt(call.prompt_ids, call.mask),
-                encoded=call.encoded,
-                twin=None if self.twin is None else self.twin.model,
-            )
+        request = CacheRequest(
+            len(call.mask), (cache or "spec") if trees else options.cache,
+            drafts=drafter is not None, tree=trees, self_check=options.self_check,
+            prompt=Prompt(call.prompt_ids, call.mask), encoded=call.encoded,
+        )  # fmt: skip
+        chosen = None if call.prefill is not None else choose_cache(model, request, self.twin)
         if drafter is not None and options.num_assistant_tokens == 0:
             remarks.append(
                 "nothing is drafted: num_assistant_tokens is 0; drafter=None does without a drafter"
@@ -284,7 +278,7 @@ class _Planner:
             remarks += timing_notes(model, rule, costs)
         return Plan(
             model, call, options, drafter, rule, parameters, lossless, self.started, lengths,
-            self.budgets, self.seeds, schedule, costs, draft_size, chosen, self.packing,
+            self.budgets, self.seeds, schedule, costs, draft_size, request, chosen, self.packing,
             [*notes, *remarks],
         )  # fmt: skip
 
@@ -391,15 +385,15 @@ def _check_tree_options(options: Options) -> None:
         raise Refused(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
 
 
-def has_exact_text(model: Any, chosen: ChosenKind | None, twin: PackedTwin | None) -> bool:
+def has_exact_text(model: Any, chosen: ChosenCache | None, twin: PackedTwin | None) -> bool:
     """Whether the text of a call cannot depend on how much is drafted."""
     if coarse_arithmetic(model) is None:
         return True
-    if twin is None or chosen is None or chosen.runs is not twin.model:
+    if twin is None or chosen is None or chosen.model is not twin.model:
         return False
     if torch.is_autocast_enabled("cpu"):
         return False  # its products are torch's own then
-    return twin.invariant and chosen.kind == "spec"
+    return twin.invariant and chosen.kind.has_slots
 
 
 def costs_of(model: Any, rule: str, lengths: Lengths, *, exact: bool, by_clock: bool) -> Costs:

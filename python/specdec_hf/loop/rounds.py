@@ -29,7 +29,6 @@ from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, TracedRound
 from specdec_hf.loop.top_logprobs import add_top_logprobs
 from specdec_hf.runner.protocol import rereads_at_rope_switch, to_device, tokens_before_rope_switch
-from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree, TreeVerdict, Verdict
 
@@ -38,7 +37,7 @@ from specdec_kernels import Tree, TreeVerdict, Verdict
 def step(session: Session) -> list[Step]:
     """Run one round; returns what it appended to each sequence that was still active."""
     phases = Phases(session.clock, session.runner)
-    if _reads_again(session) and isinstance(session.runner, SpecRunner):
+    if _reads_again(session) and session.runner.has_slots:
         session.runner.truncate(np.zeros_like(session.runner.lengths))  # others do it themselves
     before, drafted = _Before(session), Drafted(session)
     with phases("draft"):
@@ -109,7 +108,7 @@ class _Before:
     def __init__(self, session: Session) -> None:
         self.active = session.history.active.copy()
         self.lengths = session.history.lengths.copy()
-        self.padding_fed = session.padding_fed if session.runner.kind == "plain" else None
+        self.padding_fed = None if session.runner.rolls_back else session.padding_fed
         self.first_round = session.first_round
         self.not_cached = int((self.lengths - session.runner.lengths).max())  # tokens
         self.cuda_graphs = session.stats.cuda_graphs
@@ -205,7 +204,7 @@ def _record_rows(
         states.record(hidden, before.lengths, chosen, raw.shape[1])
     if outputs is None:
         return
-    if session.runner.kind == "plain":
+    if not session.runner.rolls_back:
         # Every sequence has a row of every round, also where it had ended.
         logits = process_ended(session, logits, 1 - new, before.padding_fed)
         new = np.ones_like(new)

@@ -28,7 +28,6 @@ from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import Sampling
 from specdec_hf.runner.forwards import Borrower
 from specdec_hf.runner.protocol import Lengths, Runner
-from specdec_hf.runner.spec_runner import SpecRunner
 
 
 class Answer(NamedTuple):
@@ -139,7 +138,7 @@ class Session:
     def adopt(self, b: int, other: Session, index: int) -> None:
         """Go on with sequence ``index`` of another session, between two rounds of both, in place b.
 
-        Both runners are `SpecRunner`, both states are of one kind and have `State.joins`, and
+        Both runners have slots, both states are of one kind and have `State.joins`, and
         ``sampling`` has tensors. All that is kept of one sequence is listed here.
         """
         self.history.adopt(b, other.history, index)
@@ -151,8 +150,6 @@ class Session:
             getattr(self, name)[b] = getattr(other, name)[index]
         for name, value in self.sampling.to_dict().items():
             value[b] = getattr(other.sampling, name)[index]
-        assert isinstance(self.runner, SpecRunner)
-        assert isinstance(other.runner, SpecRunner)
         self.runner.adopt(b, other.runner, index)
         if self.state is not None:
             assert self.drafter_call is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,12 +13,14 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from specdec_hf.arguments import check_integer, shown
-from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.request.prefill import Prefill
 from specdec_hf.request.sampling import Sampling
 from specdec_hf.request.unsupported import Origin
-from specdec_hf.runner.encoded import Encoded
 from specdec_hf.schedules.confidence import DEFAULT_THRESHOLD
+
+if TYPE_CHECKING:
+    from specdec_hf.request.encoder import EncoderSource
+    from specdec_hf.runner.encoded import Encoded
 
 # Plain generation returns these for every new token.
 TOKEN_OUTPUTS = ("scores", "logits", "hidden_states")

@@ -35,8 +35,7 @@ from specdec_hf.request.prefill import REFUSED
 from specdec_hf.request.reader import read_call
 from specdec_hf.request.sampling import is_per_sequence
 from specdec_hf.request.unsupported import Origin, check_types, refuse_unsupported
-from specdec_hf.runner.encoded import is_encoder_decoder
-from specdec_hf.runner.protocol import CACHE_NAME, forward_arguments
+from specdec_hf.runner.protocol import CACHE_NAME, forward_arguments, is_encoder_decoder
 
 # Fields of a generation config with which Transformers refuses several sequences of a prompt.
 _OF_ASSISTANTS = ("prompt_lookup_num_tokens", "assistant_early_exit")

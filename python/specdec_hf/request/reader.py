@@ -33,13 +33,11 @@ from specdec_hf.request.call import (
     num_beams_of,
     read_criteria,
 )
-from specdec_hf.request.encoder import read_encoder
 from specdec_hf.request.inputs import check_decoder_mask, mask_on_host, read_input_ids
 from specdec_hf.request.prefill import given_prefill, inputs_beyond_text
 from specdec_hf.request.sampling import make_sampling, sequences_per_prompt
 from specdec_hf.request.unsupported import Origin, refuse_synced_gpus, refuse_unsupported
-from specdec_hf.runner.encoded import counts_tokens, is_encoder_decoder
-from specdec_hf.runner.protocol import CACHE_NAME
+from specdec_hf.runner.protocol import CACHE_NAME, counts_tokens, is_encoder_decoder
 
 # Type of warper -> the sampling parameter that it applies, which is also its attribute.
 WARPERS: dict[type, str] = {
@@ -152,6 +150,8 @@ def _read_inputs(
         if config.output_hidden_states:
             raise ValueError("output_hidden_states=True is not supported for encoder-decoders")
         if num_beams_of(config) == 1:
+            from specdec_hf.request.encoder import read_encoder  # noqa: PLC0415  # rarely asked for
+
             read = read_encoder(model, kwargs, inputs_tensor, len(ids))
             made["encoded"], made["encoder"] = read
         mask = check_decoder_mask(ids, kwargs)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import CacheLayerMixin, EncoderDecoderCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +64,6 @@ class Encoded:
         return value
 
 
-def is_encoder_decoder(model: Any) -> bool:
-    """Whether the text of a model is that of a decoder that attends to an encoder."""
-    return bool(getattr(model.config, "is_encoder_decoder", False))
-
-
 def skipped_padding_id(model: Any) -> int | None:
     """`Encoded.padding_id` of a model."""
     for module in model.modules():
@@ -77,21 +71,3 @@ def skipped_padding_id(model: Any) -> int | None:
             skipped = getattr(module, "padding_idx", None)
             return skipped if isinstance(skipped, int) else None
     return None
-
-
-def decoder_cache(cache: Any) -> Any:
-    """The part of a cache that grows with the text: that of self-attention."""
-    return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-
-
-def counts_tokens(cache: Any) -> bool:
-    """Whether a cache says how many tokens it holds: layers that keep states alone do not."""
-    layers = decoder_cache(cache).layers
-    return not layers or any(isinstance(layer, CacheLayerMixin) for layer in layers)
-
-
-def caches_in(cache: Any) -> tuple[Any, ...]:
-    """The caches of self-attention and cross-attention, or the one that a cache is."""
-    if isinstance(cache, EncoderDecoderCache):
-        return cache.self_attention_cache, cache.cross_attention_cache
-    return (cache,)

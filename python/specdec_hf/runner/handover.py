@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,38 +15,36 @@ from transformers.cache_utils import (
     EncoderDecoderCache,
 )
 
-from specdec_hf.runner.choose import ChosenKind, choose_runner
-from specdec_hf.runner.encoded import counts_tokens, decoder_cache, is_encoder_decoder
-from specdec_hf.runner.later_inputs import LaterInputs
-from specdec_hf.runner.make import kind_reason
-from specdec_hf.runner.plain_runner import PlainRunner, Prompt, SeparateRunner, own_tensors
-from specdec_hf.runner.protocol import Runner, to_device
+from specdec_hf.runner.choose import ChosenCache
+from specdec_hf.runner.plain_runner import PlainRunner
+from specdec_hf.runner.protocol import (
+    Runner,
+    caches_in,
+    counts_tokens,
+    decoder_cache,
+    is_encoder_decoder,
+    to_device,
+)
+from specdec_hf.runner.rollback_runner import AlignedRunner
 from specdec_hf.runner.spec_cache import SpecCache
 from specdec_hf.runner.spec_runner import SpecRunner
 
 
-def import_cache(
-    model: Any,
-    past: Any,
-    prompt: Prompt,
-    capacity: int,
-    kind: str | ChosenKind = "auto",
-    **options: Any,
-) -> tuple[Runner, list[str]]:
+def import_cache(chosen: ChosenCache, past: Any, capacity: int) -> Runner:
     """A runner over a copy of the caller's ``past_key_values``; theirs is not changed.
 
     Args:
-        model: the model that filled ``past``.
+        chosen: the kind of the cache; its prompt is the whole input.
         past: a ``DynamicCache`` or `SpecCache` whose columns are the first P columns of the input;
             of an encoder-decoder an ``EncoderDecoderCache``.
-        prompt: the whole input.
-        capacity, kind, options: as in `choose_runner`, whose result this is.
+        capacity: slots to allocate at first.
 
     Raises:
         ValueError: another kind of cache, another batch size, a `SpecCache` of other columns, or no
             token beyond the cache.
     """
-    mask = prompt.mask
+    assert chosen.request.prompt is not None
+    model, mask = chosen.model, chosen.request.prompt.mask
     if isinstance(past, SpecCache):
         own = mask[:, : _columns_of(past, mask)]
         past = _in_columns(model, past.spec_layers, _slots_of(own))
@@ -67,16 +66,13 @@ def import_cache(
             f"past_key_values holds {columns} tokens, but input_ids has {mask.shape[1]} columns: "
             "pass the whole sequence, at least one token longer than the cache"
         )
-    batch_size = mask.shape[0]
     if columns == 0:
-        return choose_runner(model, batch_size, capacity, kind, prompt=prompt, **options)
-    check_batch(layers, batch_size)
-    runner, notes = choose_runner(
-        model, batch_size, capacity, kind, prompt=prompt, past=past, **options
-    )
+        return chosen.make(capacity)
+    check_batch(layers, len(mask))
+    runner = chosen.make(capacity, None if chosen.kind.has_slots else copy_of(past))
     if isinstance(runner, SpecRunner):
-        _fill(runner.cache, past, mask)
-    return runner, notes
+        fill(runner.cache, past, mask)
+    return runner
 
 
 def check_batch(layers: Sequence[Any], batch_size: int) -> None:
@@ -107,32 +103,8 @@ def _columns_of(past: SpecCache, mask: NDArray[np.bool_]) -> int:
     return int(columns[0])
 
 
-def take_over(
-    model: Any, past: Any, mask: NDArray[np.bool_], capacity: int, later_inputs: LaterInputs
-) -> SpecRunner:
-    """A runner over a copy of the cache that the model's own prefill filled.
-
-    Args:
-        model: the model that filled ``past``.
-        past: a ``DynamicCache`` of P columns.
-        mask: [B, P], False where a column is padding.
-        capacity: slots to allocate.
-        later_inputs: as in `SpecRunner`.
-
-    Raises:
-        ValueError: a model that this cache cannot serve, or another kind of ``past``.
-    """
-    if not isinstance(past, DynamicCache):
-        raise ValueError(f"past_key_values must be a DynamicCache, got {type(past).__name__}")
-    reason = kind_reason(model, "spec")
-    if reason is not None:
-        raise ValueError(f"cache='spec' cannot serve {type(model).__name__}: {reason}")
-    runner = SpecRunner(model, len(mask), capacity, later_inputs=later_inputs)
-    _fill(runner.cache, past, mask)
-    return runner
-
-
-def _fill(cache: SpecCache, past: DynamicCache, mask: NDArray[np.bool_]) -> None:
+def fill(cache: SpecCache, past: DynamicCache, mask: NDArray[np.bool_]) -> None:
+    """Copy the keys and values of ``past`` into a cache; ``mask`` [B, P] hides padding of both."""
     columns = past.get_seq_length()
     lengths = mask[:, :columns].sum(axis=1).astype(np.int64)
     # A stable sort by "is padding" moves each sequence's tokens to the front, in order.
@@ -152,34 +124,32 @@ def _fill(cache: SpecCache, past: DynamicCache, mask: NDArray[np.bool_]) -> None
     )
 
 
-def export_cache(model: Any, runner: Runner, mask: NDArray[np.bool_]) -> Any:
+def export_cache(runner: Runner, mask: NDArray[np.bool_]) -> Any:
     """A ``DynamicCache`` whose columns are those of the returned sequences.
 
     It is the model's own cache or state where tokens cannot be moved in that, and None for a batch
     whose sequences ran one by one or a model without a cache.
 
     Args:
-        model: the model that filled the cache.
         runner: its cache holds at least ``mask[b].sum()`` tokens of sequence ``b``.
         mask: [B, P] bool, which columns hold a token. The cache lacks the last column of the
             returned sequences, as after plain ``generate``.
     """
-    if isinstance(runner, SeparateRunner):
-        return runner.runners[0].release() if len(runner.runners) == 1 else None
     if isinstance(runner, SpecRunner):
-        return _in_columns(model, runner.cache.spec_layers, _slots_of(mask))
-    assert isinstance(runner, PlainRunner)
-    if runner.kind != "aligned":
-        return runner.release()
-    runner.align()
+        return _in_columns(runner.model, runner.cache.spec_layers, _slots_of(mask))
+    if not isinstance(runner, PlainRunner):
+        return None
+    past = runner.release()
+    if not isinstance(runner, AlignedRunner):
+        own_tensors(past)
+        return past
     # The prompt's mask may have holes, so a stable sort finds the column of each token.
     order = np.argsort(~runner.mask, axis=1, kind="stable")
     columns = np.take_along_axis(order, _slots_of(mask), axis=1)
-    exported = _in_columns(model, decoder_cache(runner.cache).layers, columns)
-    if isinstance(runner.cache, EncoderDecoderCache):
-        crossed = runner.cache.cross_attention_cache
-        own_tensors(crossed)
-        return EncoderDecoderCache(exported, crossed)
+    exported = _in_columns(runner.model, decoder_cache(past).layers, columns)
+    if isinstance(past, EncoderDecoderCache):
+        own_tensors(past.cross_attention_cache)
+        return EncoderDecoderCache(exported, past.cross_attention_cache)
     return exported
 
 
@@ -215,3 +185,40 @@ def _in_columns(model: Any, sources: Sequence[Any], index: NDArray[np.int64]) ->
         else:
             target.update(entries[0], entries[1])
     return exported
+
+
+def copy_of(past: Any) -> Any:
+    """A copy of a caller's cache that the model may extend without changing the caller's."""
+    if isinstance(past, EncoderDecoderCache):
+        return EncoderDecoderCache(*map(copy_of, caches_in(past)))
+    if not past.is_croppable:
+        return copy.deepcopy(past)
+    fresh = copy.copy(past)
+    fresh.layers = [copy.copy(layer) for layer in past.layers]
+    for layer in fresh.layers:  # which rebind keys and values and never write into them
+        _clone_states(layer)
+    return fresh
+
+
+def own_tensors(cache: Any) -> None:
+    """Make a cache one that its user may write into, as plain ``generate`` leaves it."""
+    for part in caches_in(cache):
+        for layer in getattr(part, "layers", ()):
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+            # The layers hold inference tensors. A clone made outside inference mode is a normal
+            # tensor. A layer without a cache of its own holds None.
+            if isinstance(getattr(layer, "keys", None), torch.Tensor):
+                layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+            _clone_states(layer)
+
+
+def _clone_states(layer: Any) -> None:
+    """Give a layer its own states of a convolution or recurrence.
+
+    They lie in dicts, and a forward of one token writes into them.
+    """
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, dict):
+            states = {k: x.clone() if isinstance(x, torch.Tensor) else x for k, x in value.items()}
+            setattr(layer, name, states)

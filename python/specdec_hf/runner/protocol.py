@@ -13,14 +13,21 @@ per sequence. Terms of this package:
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence, Set
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, EncoderDecoderCache
 from transformers.generation.utils import ALL_CACHE_NAMES
+
+if TYPE_CHECKING:
+    from specdec_hf.runner.encoded import Encoded
+
 
 Lengths = NDArray[np.int64]
 # What forwards and their outputs call the cache: Transformers 5.23 says past_key_values.
@@ -89,21 +96,82 @@ class HiddenStateTap:
         return {n: torch.cat([states[n] for states in made], dim=1) for n in made[0]}
 
 
-class Runner(Protocol):
+class Prompt(NamedTuple):
+    """The input as the caller gave it, padding included.
+
+    Attributes:
+        input_ids: [B, T] int64.
+        mask: [B, T] bool, False where the input is padding.
+    """
+
+    input_ids: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+
+    def of_sequence(self, b: int) -> Prompt:
+        """That of one sequence."""
+        return Prompt(self.input_ids[b : b + 1], self.mask[b : b + 1])
+
+
+@dataclass(frozen=True)
+class CacheRequest:
+    """What is asked of a cache.
+
+    Attributes:
+        batch_size: number of sequences B.
+        kind: "auto", "spec", "aligned" or "dynamic". "auto" takes the first of them that suits the
+            model, "snapshot" for models that keep a state, or the model's own cache without roll
+            back where nothing is drafted.
+        drafts: whether tokens will have to be forgotten.
+        tree: whether trees of drafts will be fed, which only "spec" can.
+        self_check: False trusts what is known of the model without running it.
+        prompt: the input, where its padding must be fed as given.
+        encoded: what the decoder of an encoder-decoder reads of its encoder.
+    """
+
+    batch_size: int
+    kind: str = "auto"
+    drafts: bool = True
+    tree: bool = False
+    self_check: bool = True
+    prompt: Prompt | None = None
+    encoded: Encoded | None = None
+
+    @property
+    def padded(self) -> bool:
+        """Whether sequences will be padded."""
+        if self.prompt is not None and not self.prompt.mask.all():
+            return True
+        # The decoders of an encoder-decoder begin with the same number of tokens.
+        return self.encoded is None and self.batch_size > 1
+
+
+class Runner(ABC):
     """Runs a model whose cache forgets rejected drafts sequence by sequence.
 
     Attributes:
-        kind: the name of its kind of cache, as in `make_runner`.
+        kind: the name of its kind of cache, as in `CacheKind`.
+        has_slots: whether each sequence has slots of its own, so that trees can be fed, sequences
+            taken over from other runners, and tokens fed beyond the model's context.
+        rolls_back: whether tokens can be forgotten.
+        model: what runs: a user's model, or its packed twin.
         tap: keeps hidden states of the forwards.
         lengths: [B] int64, committed tokens of each sequence that the cache holds.
+        omitted: the kinds of forwards that had no mask.
     """
 
     kind: str
+    has_slots = False
+    rolls_back = True
+    model: Any
     tap: HiddenStateTap
+    omitted: Set[str] = frozenset()
 
     @property
-    def lengths(self) -> Lengths: ...
+    @abstractmethod
+    def lengths(self) -> Lengths:
+        """[B], committed tokens of each sequence that the cache holds."""
 
+    @abstractmethod
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
         """Run the model over the next tokens of every sequence and cache their keys and values.
 
@@ -116,11 +184,34 @@ class Runner(Protocol):
         Returns:
             Logits [B, keep, V].
         """
-        ...
 
+    @abstractmethod
     def truncate(self, lengths: Lengths) -> None:
         """Keep the first ``lengths[b]`` tokens of sequence ``b``."""
-        ...
+
+    def forward_tree(
+        self, tokens: torch.Tensor, roots: Lengths, parents: torch.Tensor
+    ) -> torch.Tensor:
+        """Run the model over a tree, or over its last nodes, and cache their keys and values.
+
+        Args:
+            tokens: [B, n] int64: the last n tokens of [root, node 0, node 1, ...]. Tokens that are
+                left out must be in the cache already, which holds all afterwards, in this order.
+            roots: [B] position of each sequence's root.
+            parents: [B, N] of all nodes, -1 for children of the root.
+
+        Returns:
+            Logits [B, n, V].
+        """
+        raise NotImplementedError(f"cache={self.kind!r} has no slots for a tree")
+
+    def compact(self, base: torch.Tensor, path: torch.Tensor) -> None:
+        """Move an accepted path to the slots after the root; see `SpecCache.compact`."""
+        raise NotImplementedError(f"cache={self.kind!r} has no slots for a tree")
+
+    def adopt(self, b: int, other: Any, index: int = 0, length: int | None = None) -> None:
+        """Take over the cache of a sequence of another runner; see `SpecCache.adopt`."""
+        raise NotImplementedError(f"cache={self.kind!r} holds what its sequences share")
 
 
 def vocab_size_of(model: Any) -> int:
@@ -219,3 +310,26 @@ def forward_arguments(model: Any) -> Set[str]:
 def keeps_cache(model: Any) -> bool:
     """Whether the model's forward takes any cache at all."""
     return not forward_arguments(model).isdisjoint(ALL_CACHE_NAMES)
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether the text of a model is that of a decoder that attends to an encoder."""
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def decoder_cache(cache: Any) -> Any:
+    """The part of a cache that grows with the text: that of self-attention."""
+    return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+
+
+def counts_tokens(cache: Any) -> bool:
+    """Whether a cache says how many tokens it holds: layers that keep states alone do not."""
+    layers = decoder_cache(cache).layers
+    return not layers or any(isinstance(layer, CacheLayerMixin) for layer in layers)
+
+
+def caches_in(cache: Any) -> tuple[Any, ...]:
+    """The caches of self-attention and cross-attention, or the one that a cache is."""
+    if isinstance(cache, EncoderDecoderCache):
+        return cache.self_attention_cache, cache.cross_attention_cache
+    return (cache,)

@@ -13,21 +13,31 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from specdec_hf.arguments import is_integer
-from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
-from specdec_hf.runner.fit import Comparison, Fit, compare, fits_of, tolerance_of
-from specdec_hf.runner.make import kind_reason, make_runner
-from specdec_hf.runner.plain_runner import PlainRunner, Prompt
+from specdec_hf.runner.cache_kinds import CacheKind
+from specdec_hf.runner.comparison import CacheCheck, Comparison, checks_of, compare, tolerance_of
+from specdec_hf.runner.plain_runner import NoCacheRunner, PlainRunner
 from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
-from specdec_hf.runner.protocol import Lengths, context_length, to_device, vocab_size_of
-from specdec_hf.runner.spec_runner import SpecRunner
+from specdec_hf.runner.protocol import (
+    CacheRequest,
+    Lengths,
+    Prompt,
+    context_length,
+    is_encoder_decoder,
+    to_device,
+    vocab_size_of,
+)
+
+if TYPE_CHECKING:
+    from specdec_hf.runner.encoded import Encoded
 
 SHORT, PADDING = 3, 4  # tokens of the shorter prompt, and how many more the other has
 PASSING = (torch.OutOfMemoryError, MemoryError)  # which say nothing about the model
@@ -44,7 +54,7 @@ def logits_alone(
     ids = tokens.numpy()[None]
     prompt = Prompt(ids, np.ones(ids.shape, dtype=bool))
     own = None if encoded is None else encoded.select([b])
-    runner = PlainRunner(model, 1, "none", prompt=prompt, encoded=own)
+    runner = NoCacheRunner(model, prompt=prompt, encoded=own)
     return runner.forward(tokens[None].to(model.device), np.array([0]), keep=len(tokens))[0].float()
 
 
@@ -67,19 +77,15 @@ def logits_as_generated(
     than one after the other, as plain generation does, so ``singly`` feeds them that way.
     """
     sizes = (SHORT + PADDING, SHORT if padded else SHORT + PADDING)
-    prompts = [text[:n] for text, n in zip(texts, sizes, strict=False)]
-    prompt = padded_prompt(prompts)
+    prompt = padded_prompt([text[:n] for text, n in zip(texts, sizes, strict=False)])
+    rest = [text[n:] for text, n in zip(texts, sizes, strict=False)]
     width = prompt.mask.shape[1]
-    rest = max(len(text) - len(start) for text, start in zip(texts, prompts, strict=True))
-    ids = torch.zeros(len(texts), width + rest, dtype=torch.int64, device="cpu")
-    ids[:, :width] = torch.from_numpy(prompt.input_ids)
-    for b, text in enumerate(texts):
-        follows = text[len(prompts[b]) :]
-        ids[b, width : width + len(follows)] = follows
-    runner = PlainRunner(model, len(texts), "plain", prompt=prompt, encoded=encoded)
-    first = np.array([len(start) - width for start in prompts])
+    ids = torch.from_numpy(prompt.input_ids)
+    ids = torch.cat([ids, pad_sequence(rest, batch_first=True)], dim=1)
+    runner = PlainRunner(model, len(texts), prompt=prompt, encoded=encoded)
+    first = prompt.mask.sum(axis=1) - width
     rows = []
-    last = width + rest - 1
+    last = ids.shape[1] - 1
     windows = [(0, width), (width, last), (last, last + 1)]
     if singly:
         windows[1:2] = [(i, i + 1) for i in range(width, last)]
@@ -92,7 +98,7 @@ def logits_as_generated(
                 raise
             raise WindowError(one_line(error)) from error
     logits = torch.cat(rows, dim=1).float()
-    return [logits[b, -n:][: len(texts[b])] for b, n in enumerate((width + rest + first).tolist())]
+    return [logits[b, -n:][: len(texts[b])] for b, n in enumerate((last + 1 + first).tolist())]
 
 
 def padded_prompt(texts: list[torch.Tensor]) -> Prompt:
@@ -116,14 +122,9 @@ def undisturbed(model: Any) -> Iterator[None]:
 
     Two threads would restore each other's changes, so one of them waits.
     """
-    with changing:
-        yield from _undisturbed(model)
-
-
-def _undisturbed(model: Any) -> Iterator[None]:
-    kept = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with changing, torch.random.fork_rng(devices=devices):
+        kept = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
         try:
             for module, _, _ in kept:
                 module.training = False
@@ -140,22 +141,24 @@ def _undisturbed(model: Any) -> Iterator[None]:
 
 
 def _library_hooks(hooks: Any) -> Any:
-    kept = type(hooks)()
-    for number, hook in hooks.items():
-        home = getattr(hook, "__module__", None) or type(hook).__module__
-        if home.split(".")[0] in _LIBRARIES:
-            kept[number] = hook
-    return kept
+    homes = {
+        n: getattr(hook, "__module__", None) or type(hook).__module__ for n, hook in hooks.items()
+    }
+    return type(hooks)((n, hooks[n]) for n in hooks if homes[n].split(".")[0] in _LIBRARIES)
 
 
 LARGEST_WINDOW = 192  # tokens; the self-check passes the end of sliding windows up to this size
 _LONG, _DRAFTS = 7, 3
 # Parents of the nodes of the checked tree. Of its two paths, the kept one is numbered last.
 _PARENTS, _PATH = (-1, -1, 0, 1), (1, 3)
+_KEPT_OF_TREE = [0, *(1 + node for node in _PATH)]  # columns, that of the root first
 _WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "window_size", "attention_window")
 
 # Sequence, position and logits [V] of a kept token.
 Row = tuple[int, int, torch.Tensor]
+# Tokens [B, n] that are fed, from which places [B] on, the ends [B] of what is kept, and whether
+# they are a tree.
+_Window = tuple[torch.Tensor, Lengths, Lengths, bool]
 
 
 class CheckPlan:
@@ -198,45 +201,29 @@ class CheckPlan:
         shape = (num_sequences, prompt + 3 * extra)
         self._ids = ids[torch.randint(len(ids), shape, generator=draw, device="cpu")]
         self._next = prompt
-        self.texts: list[torch.Tensor] = []
-        self._steps: list[Callable[[Any], Iterator[Row]]] = []
+        self.texts = [self._ids[b, :n] for b, n in enumerate(self.prompts)]  # whole, in the end
+        self._windows: list[_Window] = []
         self._write()
 
-    def _take(self, size: int) -> torch.Tensor:
-        """[B, size] tokens that were not used before."""
-        self._next += size
-        return self._ids[:, self._next - size : self._next]
-
     def _write(self) -> None:
-        """The steps, and the whole text of each sequence."""
-        sequences = range(len(self.prompts))
-        texts = [self._ids[b, : self.prompts[b]] for b in sequences]
-        for number, kept in enumerate((*self.kept, np.zeros_like(self.prompts))):
-            lengths, counts = np.array([len(text) for text in texts]), kept
-            window = self._take(_DRAFTS if number == 0 else _DRAFTS + 1)
-            if number == 0:
-                width = int(lengths.max())
-                tokens = torch.zeros(len(texts), width, dtype=torch.int64, device="cpu")
-                for b in sequences:
-                    tokens[b, width - len(texts[b]) :] = texts[b]
-                tokens, starts = torch.cat([tokens, window], dim=1), lengths - width
-            else:
-                tokens, starts = window, lengths
-                counts = kept + 1  # the pending token
-            texts = [torch.cat([texts[b], window[b, : counts[b]]]) for b in sequences]
-            ends = np.array([len(text) for text in texts])
-            self._steps.append(_window_step(self.model, tokens, starts, ends))
-        if self.tree:
-            roots = np.array([len(text) for text in texts])
-            window = self._take(len(_PARENTS) + 1)
-            self._steps.append(_tree_step(self.model, window, roots))
-            kept_columns = [0, *(1 + node for node in _PATH)]
-            texts = [torch.cat([texts[b], window[b, kept_columns]]) for b in sequences]
-        ends = np.array([len(text) for text in texts])
-        window = self._take(1)
-        self._steps.append(_window_step(self.model, window, ends, ends + 1))
-        texts = [torch.cat([texts[b], window[b]]) for b in sequences]
-        self.texts = texts
+        """The windows, and the whole text of each sequence."""
+        before = torch.from_numpy(padded_prompt(self.texts).input_ids)
+        one = np.ones_like(self.prompts)  # the pending token
+        tree = [(len(_PARENTS) + 1, None)] if self.tree else []
+        for size, kept in (
+            (_DRAFTS, self.kept[0]), (_DRAFTS + 1, self.kept[1] + one), (_DRAFTS + 1, one),
+            *tree, (1, one),
+        ):  # fmt: skip
+            self._next += size
+            window = self._ids[:, self._next - size : self._next]  # tokens that were not used yet
+            starts = np.array([len(text) for text in self.texts]) - before.shape[1]
+            for b, text in enumerate(self.texts):
+                columns = _KEPT_OF_TREE if kept is None else slice(int(kept[b]))
+                self.texts[b] = torch.cat([text, window[b, columns]])
+            ends = np.array([len(text) for text in self.texts])
+            fed = torch.cat([before, window], dim=1)
+            self._windows.append((fed, starts, ends, kept is None))
+            before = before[:, :0]
 
     @property
     def fed(self) -> torch.Tensor:
@@ -248,40 +235,26 @@ class CheckPlan:
 
         A `SpecRunner` must not read prompts one by one: their padding is to be checked.
         """
-        return [row for step in self._steps for row in step(runner)]
-
-
-def _window_step(model: Any, tokens: torch.Tensor, starts: Lengths, ends: Lengths) -> Any:
-    """Feed ``tokens`` from ``starts`` on and keep what lies before ``ends``."""
-
-    def step(runner: Any) -> Iterator[Row]:
-        keep = min(tokens.shape[1], _DRAFTS + 1)
-        logits = runner.forward(tokens.to(model.device), starts, keep)
-        last = starts + tokens.shape[1]
-        for b in range(len(starts)):
-            for position in range(int(last[b]) - keep, int(ends[b])):
-                yield b, position, logits[b, position - int(last[b])].float()
-        runner.truncate(ends)
-
-    return step
-
-
-def _tree_step(model: Any, tokens: torch.Tensor, roots: Lengths) -> Any:
-    """Feed a root and its tree and keep one path."""
-
-    def step(runner: Any) -> Iterator[Row]:
-        assert isinstance(runner, SpecRunner)
-        device = model.device
-        parents = torch.tensor(_PARENTS, device=device).expand(len(roots), -1)
-        logits = runner.forward_tree(tokens.to(device), roots, parents)
-        for b in range(len(roots)):
-            for depth, column in enumerate([0, *(1 + node for node in _PATH)]):
-                yield b, int(roots[b]) + depth, logits[b, column].float()
-        path = torch.tensor(_PATH, device=device).expand(len(roots), -1)
-        runner.compact(to_device(roots + 1, device), path)
-        runner.truncate(roots + 1 + len(_PATH))
-
-    return step
+        rows = list[Row]()
+        device = self.model.device
+        for tokens, starts, ends, is_tree in self._windows:
+            if is_tree:
+                parents = torch.tensor(_PARENTS, device=device).expand(len(starts), -1)
+                logits = runner.forward_tree(tokens.to(device), starts, parents)
+                path = torch.tensor(_PATH, device=device).expand(len(starts), -1)
+                runner.compact(to_device(starts + 1, device), path)
+                logits, first = logits[:, _KEPT_OF_TREE], starts
+            else:
+                keep = min(tokens.shape[1], _DRAFTS + 1)
+                logits = runner.forward(tokens.to(device), starts, keep)
+                first = starts + tokens.shape[1] - keep
+            runner.truncate(ends)
+            rows += [
+                (b, i, logits[b, i - int(first[b])].float())
+                for b, end in enumerate(ends.tolist())
+                for i in range(int(first[b]), end)
+            ]
+        return rows
 
 
 def _attention_windows(model: Any) -> set[int]:
@@ -299,51 +272,44 @@ def _attention_windows(model: Any) -> set[int]:
 
 def _ordinary_ids(model: Any) -> torch.Tensor:
     """The ids of the vocabulary that the config does not name, such as image tokens."""
-    special: set[int] = set()
-
-    def collect(value: Any, name: str = "") -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                collect(inner, str(key))
-        elif isinstance(value, list):
-            for inner in value:
-                collect(inner, name)
-        elif isinstance(value, int) and ("token" in name or name.endswith("_id")):
-            special.add(value)
-
-    collect(model.config.to_dict())
-    size = vocab_size_of(model)
-    ids = [i for i in range(min(size, 4096)) if i not in special]
+    special = set(_named_ids(model.config.to_dict()))
+    ids = [i for i in range(min(vocab_size_of(model), 4096)) if i not in special]
     return torch.tensor(ids or [0], device="cpu")
+
+
+def _named_ids(value: Any, name: str = "") -> Iterator[int]:
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else ((name, inner) for inner in value)
+        for key, inner in items:
+            yield from _named_ids(inner, str(key))
+    elif isinstance(value, int) and ("token" in name or name.endswith("_id")):
+        yield value
 
 
 # The loop itself names logits that are not finite.
 _NOT_FINITE = "the model's logits are not finite or all equal"
 DIFFERENT = "its logits differ from the model's own"
-_SEPARATE = ("dynamic", "none", "snapshot")  # caches that feed one sequence after the other
 
 
-def check_fit(
+def check_cache(
     model: Any,
-    kind: str,
+    kind: CacheKind,
     *,
     padded: bool = True,
     tree: bool = False,
     encoded: Encoded | None = None,
     twin: Any = None,
-) -> Fit:
+) -> CacheCheck:
     """Compare a model with itself through a cache; the result is remembered for the process.
 
-    The caller's random state, the model's attributes and buffers, and its training mode are as
-    before afterwards, and hooks that the caller registered do not run.
+    The model is `undisturbed` meanwhile.
 
     Args:
-        model: a causal LM.
-        kind: as in `make_runner`.
+        model, kind: the model and the kind of its cache.
         padded: whether sequences will be padded, as those of a batch are. The check then takes two
             of different lengths. The decoders of an encoder-decoder begin alike, so that those of a
             batch may differ in length after the first round only.
-        tree: whether a tree is checked too; kind "spec" only.
+        tree: whether a tree is checked too, which only "spec" takes.
         encoded: what the decoder of an encoder-decoder reads of its encoder. Its first two
             sequences serve the check.
         twin: what runs over the cache in the model's place, or None. It is compared with the model.
@@ -351,94 +317,73 @@ def check_fit(
     Raises:
         torch.OutOfMemoryError, MemoryError: no memory for the check; the next call checks again.
     """
-    reason = kind_reason(model, kind)
-    if reason is not None or kind == "plain":
-        return Fit(reason=reason)
+    reason = kind.refuses(model)
+    if reason is not None or not kind.is_compared:
+        return CacheCheck(reason=reason)
     num_sequences, names = 1 + padded, tuple[str, ...]()
     if encoded is not None:
         names = tuple(sorted(encoded.inputs))
-        if kind == "aligned":
+        if not kind.runs_separately:
             num_sequences = 2  # even without padding
         encoded = encoded.select([b % encoded.batch_size for b in range(num_sequences)])
-    key = (kind, padded, tree, names, twin is not None)
+    key = (kind.name, padded, tree, names, twin is not None)
     with changing:
-        known = fits_of(model)
-        fit = known.get(key)
-        if fit is None:
+        known = checks_of(model)
+        check = known.get(key)
+        if check is None:
             with undisturbed(model), torch.inference_mode():
                 plan = CheckPlan(model, num_sequences, padded, tree)
-                fit = _measure(model, model if twin is None else twin, kind, plan, encoded)
-            if fit.difference is not None or fit.reason is not None:
-                known[key] = fit
-    return fit
+                check = _measure(model, model if twin is None else twin, kind, plan, encoded)
+            if check.difference is not None or check.reason is not None:
+                known[key] = check
+    return check
 
 
-def _measure(model: Any, runs: Any, kind: str, plan: CheckPlan, encoded: Encoded | None) -> Fit:
+def _measure(
+    model: Any, runs: Any, kind: CacheKind, plan: CheckPlan, encoded: Encoded | None
+) -> CacheCheck:
     if plan.too_short:
-        return Fit(unchecked=f"the model's context holds {plan.context} tokens")
+        return CacheCheck(unchecked=f"the model's context holds {plan.context} tokens")
     try:
-        own, generated = _own_logits(model, kind, plan, encoded)
+        generated = own = logits_as_generated(
+            model, plan.texts, plan.padded, encoded, singly=kind.reads_singly
+        )
+        if not kind.runs_separately:
+            own = [logits_alone(model, text, encoded, b) for b, text in enumerate(plan.texts)]
     except WindowError as error:
-        return Fit(reason=f"its forward raised {error}")
+        return CacheCheck(reason=f"its forward raised {error}")
     except PASSING:
         raise
     except Exception as error:
-        return Fit(unchecked=f"a forward on text alone raised {one_line(error)}")
-    if not _comparable(own, generated):
-        return Fit(remark=_NOT_FINITE)
+        return CacheCheck(unchecked=f"a forward on text alone raised {one_line(error)}")
+    finite = all(bool(rows.isfinite().all()) for rows in (*own, *generated))
+    if not finite or min(float(rows.std(dim=-1).min()) for rows in own) == 0:
+        return CacheCheck(remark=_NOT_FINITE)
+    prompt = None
+    if kind.runs_separately:
+        prompt = padded_prompt([text[:n] for text, n in zip(plan.texts, plan.prompts, strict=True)])
+    request = CacheRequest(len(plan.prompts), prompt=prompt, encoded=encoded)
+    omits_mask = frozenset[str]() if plan.padded else frozenset((FIRST, SINGLE))
+    policy = ForwardPolicy(omits_mask=omits_mask, one_by_one=False)
     try:
-        rows, omitted = _rows_through_cache(runs, kind, plan, encoded)
+        runner = kind.make(runs, plan.capacity, request, policy=policy)
+        rows = plan.run(runner)
     except PASSING:
         raise
     except Exception as error:
-        return Fit(reason=f"its forward raised {one_line(error)}")
+        return CacheCheck(reason=f"its forward raised {one_line(error)}")
     # A sequence must say the same alone, with padding, and as the continuation of a prompt.
     rows += [(b, i, row) for b, text in enumerate(generated) for i, row in enumerate(text)]
     for b, position, row in rows:
         if row.shape != own[b][position].shape:
-            return Fit(reason=f"its logits are {list(row.shape)}, not {list(own[b][0].shape)}")
+            shapes = f"{list(row.shape)}, not {list(own[b][0].shape)}"
+            return CacheCheck(reason=f"its logits are {shapes}")
     found = compare_rows(model, rows, own)
-    if not math.isfinite(found.difference) and not bool(
-        logits_alone(model, plan.fed, encoded).isfinite().all()
-    ):
-        return Fit(remark=_NOT_FINITE)  # a rejected draft did that, not the cache
+    if math.isinf(found.difference) and not logits_alone(model, plan.fed, encoded).isfinite().all():
+        return CacheCheck(remark=_NOT_FINITE)  # a rejected draft did that, not the cache
     reason = None if found.fault is None else f"{DIFFERENT} {found.fault}"
-    return Fit(found.difference, found.tolerance, reason, remark=plan.remark, omitted=omitted)
-
-
-def _own_logits(
-    model: Any, kind: str, plan: CheckPlan, encoded: Encoded | None
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Logits [n, V] of each text: those to compare with, and those of plain generation."""
-    generated = logits_as_generated(
-        model, plan.texts, plan.padded, encoded, singly=kind == "snapshot"
-    )
-    if kind in _SEPARATE:
-        return generated, generated
-    own = [logits_alone(model, text, encoded, b) for b, text in enumerate(plan.texts)]
-    return own, generated
-
-
-def _comparable(own: Sequence[torch.Tensor], generated: Sequence[torch.Tensor]) -> bool:
-    """Whether logits are finite and tell tokens apart."""
-    spread = min(float(x.std(dim=-1).min()) for x in own)
-    return spread != 0 and all(bool(x.isfinite().all()) for x in (*own, *generated))
-
-
-def _rows_through_cache(
-    model: Any, kind: str, plan: CheckPlan, encoded: Encoded | None
-) -> tuple[list[Row], frozenset[str]]:
-    """What the model says through a new cache, and which forwards had no mask."""
-    prompt = None
-    if kind in _SEPARATE:
-        prompt = padded_prompt([text[:n] for text, n in zip(plan.texts, plan.prompts, strict=True)])
-    omits_mask = frozenset[str]() if plan.padded else frozenset((FIRST, SINGLE))
-    runner = make_runner(
-        model, len(plan.prompts), plan.capacity, kind, prompt=prompt, encoded=encoded,
-        policy=ForwardPolicy(omits_mask=omits_mask, one_by_one=False),
-    )  # fmt: skip
-    rows = plan.run(runner)
-    return rows, frozenset(runner.omitted if isinstance(runner, SpecRunner) else ())
+    omitted = frozenset(runner.omitted)
+    return CacheCheck(found.difference, found.tolerance, reason, None, plan.remark, omitted)
 
 
 def compare_rows(model: Any, rows: Sequence[Row], own: Sequence[torch.Tensor]) -> Comparison:

@@ -9,14 +9,13 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.packed.twin import is_packed_twin
 from specdec_hf.runner.policy import AS_THE_MODEL, FIRST, SINGLE, ForwardPolicy, is_long, padded
 from specdec_hf.runner.protocol import (
@@ -24,6 +23,7 @@ from specdec_hf.runner.protocol import (
     HiddenStates,
     HiddenStateTap,
     Lengths,
+    Runner,
     context_length,
     model_inside,
     rounded,
@@ -32,6 +32,9 @@ from specdec_hf.runner.protocol import (
 )
 from specdec_hf.runner.spec_cache import SpecCache
 from specdec_kernels import tree_attention
+
+if TYPE_CHECKING:
+    from specdec_hf.runner.later_inputs import LaterInputs
 
 # A "dummy" layer has no cache of its own: it reads that of an earlier layer, or attends to nothing.
 MASKED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "dummy"})
@@ -63,7 +66,7 @@ def timed(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any,
     return measured  # type: ignore[return-value]  # mypy takes `self` for a named argument
 
 
-class SpecRunner:
+class SpecRunner(Runner):
     """Runs a model over the next tokens of a batch whose sequences have different lengths.
 
     The forward gets explicit position ids and a 4-D mask made from the lengths: boolean for
@@ -83,11 +86,8 @@ class SpecRunner:
         later_inputs: what every forward needs beyond ids, positions and mask, or None.
 
     Attributes:
-        model: what runs: a user's model, or its packed twin.
         cache: the keys and values, which it alone writes.
-        policy: of the forwards to come; `run_with` changes it.
-        tap: keeps hidden states of the forwards.
-        omitted: the kinds of forwards that had no mask.
+        policy: of the forwards to come.
         watch: measures all that is no forward of the model.
 
     Raises:
@@ -95,6 +95,7 @@ class SpecRunner:
     """
 
     kind = "spec"
+    has_slots = True
 
     def __init__(
         self,
@@ -134,10 +135,6 @@ class SpecRunner:
         forward = type(model_inside(model)).forward
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(forward).parameters
 
-    def run_with(self, policy: ForwardPolicy) -> None:
-        """Run the forwards to come by another policy."""
-        self.policy = policy
-
     @property
     def lengths(self) -> Lengths:
         """[B], committed tokens of each sequence that the cache holds."""
@@ -154,17 +151,7 @@ class SpecRunner:
     def forward_tree(
         self, tokens: torch.Tensor, roots: Lengths, parents: torch.Tensor
     ) -> torch.Tensor:
-        """Run the model over a tree, or over its last nodes, and cache their keys and values.
-
-        Args:
-            tokens: [B, n] int64: the last n tokens of [root, node 0, node 1, ...]. Tokens that are
-                left out must be in the cache already, which holds all afterwards, in this order.
-            roots: [B] position of each sequence's root.
-            parents: [B, N] of all nodes, -1 for children of the root.
-
-        Returns:
-            Logits [B, n, V].
-        """
+        """Run the model over a tree, or over its last nodes, as in `Runner`."""
         fed = tokens.shape[1]
         padding = self.policy.width(fed) - fed
         inputs = self.tree_window(

@@ -12,9 +12,8 @@ import copy
 from typing import Any, NamedTuple
 
 import torch
-from transformers.cache_utils import Cache
 
-from specdec_hf.runner.plain_runner import PlainRunner, Prompt
+from specdec_hf.runner.plain_runner import PlainRunner
 from specdec_hf.runner.protocol import Lengths
 
 
@@ -30,25 +29,13 @@ class StateRunner(PlainRunner):
 
     The state after several tokens at once must be the state after one at a time, which the
     self-check measures.
-
-    Args:
-        model: the causal LM whose forward will fill the state.
-        prompt, inputs, past, keep_mask: as in `PlainRunner`.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        prompt: Prompt | None = None,
-        inputs: dict[str, Any] | None = None,
-        past: Cache | None = None,
-        keep_mask: bool = False,
-    ) -> None:
-        super().__init__(
-            model, 1, "plain", prompt=prompt, inputs=inputs, past=past, keep_mask=keep_mask
-        )
-        self.kind = "snapshot"
+    kind = "snapshot"
+    rolls_back = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._snapshots: list[_Snapshot] = []
         self._again = self._ids[:, :0]  # tokens of ``lengths`` that the state lacks
 
@@ -93,8 +80,8 @@ class StateRunner(PlainRunner):
         columns, (self._kwargs, self._outputs) = self._snapshots.pop()
         del self._snapshots[1:]
         self._again = self._ids[:, columns : size + padding]
-        self._ids, self._mask = self._ids[:, :columns], self._mask[:, :columns]
-        self._held = self._mask.sum(axis=1)
+        self._ids, self.mask = self._ids[:, :columns], self.mask[:, :columns]
+        self._held = self.mask.sum(axis=1)
 
     def release(self) -> Any:
         """The state as plain ``generate`` would leave it; this object must not be used after."""
@@ -117,6 +104,3 @@ class StateRunner(PlainRunner):
         kept = copy.deepcopy(state, {id(x): x for x in held if isinstance(x, torch.Tensor)})
         self._snapshots.append(_Snapshot(self._ids.shape[1], kept))
         return super().forward(tokens, starts, keep)
-
-    def _roll_back(self, kept: Lengths) -> None:
-        """Do nothing, because `truncate` has rolled back."""

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from specdec_hf.drafting.drafter import Drafter
-from specdec_hf.runner.encoded import is_encoder_decoder
+from specdec_hf.runner.protocol import is_encoder_decoder
 
 
 @dataclass

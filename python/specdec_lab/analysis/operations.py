@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from specdec_hf.drafting.drafter import Drafter, drafts_trees
-from specdec_hf.runner.choose import choose_runner
-from specdec_hf.runner.protocol import to_device
+from specdec_hf.runner.choose import choose_cache
+from specdec_hf.runner.protocol import CacheRequest, to_device
 from torch.utils.flop_counter import FlopCounterMode
 
 from specdec_lab.analysis.replay import Text, replay
@@ -54,7 +54,7 @@ def _operations_of_target(model: Any, text: Text) -> int:
     length = text.begin + 1
     if len(text.tokens) < length:
         return 0
-    runner, _ = choose_runner(model, 1, length, encoded=text.encoded)
+    runner = choose_cache(model, CacheRequest(1, encoded=text.encoded)).make(length)
     tokens = to_device(text.tokens[None, :length], model.device)
     zero = np.zeros(1, dtype=np.int64)
     runner.forward(tokens[:, :-1], zero, 1)

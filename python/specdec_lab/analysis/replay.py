@@ -24,9 +24,9 @@ from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import TracedRound, run_stream
 from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.request.entry import prepare_call
-from specdec_hf.runner.choose import choose_runner
-from specdec_hf.runner.encoded import Encoded, is_encoder_decoder
-from specdec_hf.runner.protocol import HiddenStates, to_device
+from specdec_hf.runner.choose import choose_cache
+from specdec_hf.runner.encoded import Encoded
+from specdec_hf.runner.protocol import CacheRequest, HiddenStates, is_encoder_decoder, to_device
 from torch import Tensor
 
 from specdec_lab.analysis.encoders import EncoderSeconds, timed_encoders
@@ -140,7 +140,7 @@ def replay(
         compile: how the drafter's models run, as in `generate`.
     """
     length, depth = len(text.tokens), drafter.depth if drafts_trees(drafter) else 1
-    runner, _ = choose_runner(model, 1, length, encoded=text.encoded)
+    runner = choose_cache(model, CacheRequest(1, encoded=text.encoded)).make(length)
     states: list[CommittedStates] = []
     call = DrafterCall.of(
         model, rule_for(drafter), sampling,

@@ -105,7 +105,7 @@ def make_configs(
             trees, are left out where he did not.
     """
     from specdec_hf.api import SpeculativeDecoder
-    from specdec_hf.runner.encoded import is_encoder_decoder
+    from specdec_hf.runner.protocol import is_encoder_decoder
 
     from specdec_lab.bench.peers import LeftOutError, make_peer
     from specdec_lab.bench.runs import WITHOUT, Config
@@ -216,7 +216,7 @@ def categories_in_turns(prompts: list[Prompt]) -> list[Prompt]:
 
 
 def _padded(loaded: Loaded, prompts: list[Prompt]) -> dict[str, Any]:
-    from specdec_hf.runner.encoded import is_encoder_decoder
+    from specdec_hf.runner.protocol import is_encoder_decoder
     from torch.nn.utils.rnn import pad_sequence
 
     side: Literal["left", "right"] = "right" if is_encoder_decoder(loaded.model) else "left"

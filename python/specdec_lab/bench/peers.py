@@ -14,7 +14,7 @@ import torch
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, embedded_gguf
-from specdec_hf.runner.encoded import is_encoder_decoder
+from specdec_hf.runner.protocol import is_encoder_decoder
 
 from specdec_lab.bench.baselines import BestOf, RejectionSampling
 from specdec_lab.bench.runs import Config

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from specdec_hf.runner.choose import choose_kind, choose_runner
+from specdec_hf.runner.choose import choose_cache
 from specdec_hf.runner.packed.twin import pack_for_call
-from specdec_hf.runner.spec_runner import SpecRunner
+from specdec_hf.runner.protocol import CacheRequest
 from specdec_hf.runner.twin import unknown_structure
 from specdec_papers.skipped_sublayers import SkippedSublayers, sizes_of
 from specdec_papers.split_model import SUBLAYERS, SplitModel, check_split
@@ -70,15 +70,14 @@ class Calibration:
         if reason is not None:
             raise ValueError(f"{type(model).__name__} cannot skip its layers: {reason}")
         twin, _ = pack_for_call(model)
-        chosen = choose_kind(model, 1, "spec", twin=None if twin is None else twin.model)
-        self.model, self.temperature = chosen.runs, temperature
+        chosen = choose_cache(model, CacheRequest(1, "spec"), twin)
+        self.model, self.temperature = chosen.model, temperature
         self._texts = [torch.tensor([text], device=model.device) for text in texts]
-        self._runners: list[SpecRunner] = []
+        self._runners: list[Any] = []
         self._expected: list[torch.Tensor] = []
         for tokens in self._texts:
             size = tokens.shape[1]
-            runner, _ = choose_runner(model, 1, 2 * size + 1, chosen)
-            assert isinstance(runner, SpecRunner)
+            runner = chosen.make(2 * size + 1)
             logits = runner.forward(tokens, np.zeros(1, dtype=np.int64), size)[0]
             self._runners.append(runner)
             self._expected.append(self._read(logits))

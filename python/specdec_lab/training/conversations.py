@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from specdec_hf.runner.choose import choose_runner
+from specdec_hf.runner.choose import choose_cache
 from specdec_hf.runner.packed.twin import pack_for_call
+from specdec_hf.runner.protocol import CacheRequest
 
 from specdec_kernels import sample
 
@@ -144,9 +145,7 @@ def converse(
     """
     head = list(chat.before)
     twin, _ = pack_for_call(model)
-    runner, _ = choose_runner(
-        model, batch_size, length + 1, "spec", twin=None if twin is None else twin.model
-    )
+    runner = choose_cache(model, CacheRequest(batch_size, "spec"), twin).make(length + 1)
     device = model.device
     begin = torch.tensor([head], device=device).expand(batch_size, -1)
     if len(head) > 1:

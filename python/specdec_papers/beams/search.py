@@ -36,18 +36,18 @@ from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.request.call import Call
-from specdec_hf.runner.choose import choose_kind, choose_runner
+from specdec_hf.runner.choose import choose_cache
 from specdec_hf.runner.forwards import pack_for
 from specdec_hf.runner.packed.twin import report_packed
-from specdec_hf.runner.plain_runner import Prompt
 from specdec_hf.runner.protocol import (
+    CacheRequest,
+    Prompt,
     context_length,
     rereads_at_rope_switch,
     to_device,
     tokens_before_rope_switch,
     vocab_size_of,
 )
-from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.schedules.base import Outcome, ScheduleContext
 from specdec_hf.schedules.heuristic import ConstantSchedule
 
@@ -133,16 +133,20 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
         )
     if options.drafter is None and options.cache == "auto":
         try:
-            choose_kind(
-                model, len(call.mask), tree=True, self_check=options.self_check,
-                prompt=Prompt(call.prompt_ids, call.mask),
-            )  # fmt: skip
+            choose_cache(model, _request(call, options))
         except Refused as error:
             return own_search(model, call, options, str(error))
     search = BeamSearch(model, call, options)
     while not search.beams.done:
         search.run_round()
     return search.output()
+
+
+def _request(call: Call, options: Options) -> CacheRequest:
+    return CacheRequest(
+        len(call.mask), options.cache, tree=True, self_check=options.self_check,
+        prompt=Prompt(call.prompt_ids, call.mask),
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -209,7 +213,7 @@ class BeamSearch:
             sequences=[SequenceStats(prompt_tokens=int(n)) for n in lengths],
             rule="greedy",
             drafter="none" if drafter is None else drafter.name,
-            cache=SpecRunner.kind,
+            cache="spec",
             seeds=[0] * len(lengths),
             notes=list(call.notes),
         )
@@ -220,22 +224,16 @@ class BeamSearch:
         self.text = committed_prompts(call, lengths, int(lengths.max()) + steps)
         size = call.beams.num_beams + self.gamma * self.width  # nodes of one round
         twin, self.stats.packed = pack_for(model, options.compile)
-        chosen = choose_kind(
-            model, len(lengths), options.cache, tree=True, self_check=options.self_check,
-            prompt=Prompt(call.prompt_ids, call.mask), twin=None if twin is None else twin.model,
-        )  # fmt: skip
+        chosen = choose_cache(model, _request(call, options), twin)
         if self.stats.packed is not None:
-            self.stats.packed.refuse(chosen.unlike)
+            self.stats.packed.refuse(chosen.why_not_packed)
             report_packed(model, self.stats.packed, self.stats.note, asked=False)
-        runner, notes = choose_runner(
-            model, len(lengths), int(lengths.max()) + min(steps, SLOTS_AHEAD) + size,
-            chosen,
-        )  # fmt: skip
-        self.stats.notes += notes
-        self.target = TreeModel(model, runner)
+        self.stats.notes += chosen.notes
+        capacity = int(lengths.max()) + min(steps, SLOTS_AHEAD) + size
+        self.target = TreeModel(chosen.make(capacity))
         self.tree = BeamTree(len(lengths))
         made = None if drafter is None else self._start(drafter, size)
-        self.drafter = None if made is None else TreeModel(made.model, made.runner)
+        self.drafter = None if made is None else TreeModel(made.runner)
         exact, vocab_size = has_exact_text(model, chosen, twin), vocab_size_of(model)
         by_clock = bool(options.guard)
         costs = costs_of(model, "greedy", lengths, exact=exact, by_clock=by_clock)

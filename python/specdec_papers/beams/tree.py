@@ -7,14 +7,13 @@ moves down to where the beams part.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from specdec_hf.drafting.context import History
 from specdec_hf.runner.protocol import Lengths, Runner, to_device
-from specdec_hf.runner.spec_runner import SpecRunner
 
 Integers = NDArray[np.int64]
 
@@ -23,8 +22,7 @@ class TreeModel:
     """A model whose cache holds the shared text and the first nodes of the tree.
 
     Args:
-        model: the target or the draft model.
-        runner: that of the model, with an empty cache.
+        runner: that of the target or the draft model, with an empty cache.
 
     Attributes:
         held: [B], tokens of the shared text in the cache. Nodes of a prompt are only in the cache
@@ -32,9 +30,8 @@ class TreeModel:
         fed: nodes of every prompt in the cache.
     """
 
-    def __init__(self, model: Any, runner: Runner) -> None:
-        assert isinstance(runner, SpecRunner)
-        self.model, self.runner = model, runner
+    def __init__(self, runner: Runner) -> None:
+        self.model, self.runner = runner.model, runner
         self.held: Lengths = np.zeros_like(runner.lengths)
         self.fed = 0
 
@@ -73,7 +70,7 @@ class TreeModel:
         """
         cached = (kept >= 0) & (kept < self.fed)
         if cached.any():
-            device = self.runner.device
+            device = self.model.device
             base = to_device(lengths, device)
             path = to_device(np.where(cached, kept, -1), device)
             self.runner.compact(base, path)

@@ -9,7 +9,7 @@ import torch
 from specdec_hf.arguments import check_integer, check_integers, is_integer, shown
 from specdec_hf.request.entry import has_own_generate
 from specdec_hf.request.inputs import check_language_model
-from specdec_hf.runner.encoded import is_encoder_decoder
+from specdec_hf.runner.protocol import is_encoder_decoder
 
 
 def check_model(name: str, model: Any) -> None:

@@ -15,7 +15,7 @@ from specdec_hf.drafters.model import ChainState
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS
 from specdec_hf.heads.placed import HeadDrafter, PlacedHead, check_sizes
-from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.model_record import record_of
 from specdec_hf.trees import EagleTree
 
 from specdec_papers.mtp.draft import MtpStepper

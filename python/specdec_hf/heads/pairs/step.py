@@ -21,13 +21,14 @@ from torch.nn.functional import pad
 
 from specdec_hf.heads.pairs.cache import HeadCache
 from specdec_hf.heads.pairs.head import PairHead
+from specdec_hf.runner.comparison import compare, tolerance_of
 from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.compiled.compiled_call import CompiledCall, run_eagerly, run_without_graphs
 from specdec_hf.runner.compiled.cuda_graphs import LentGraphs, recorder_for
 from specdec_hf.runner.compiled.forward import WarmUps, compile_settings
 from specdec_hf.runner.compiled.layers import LayerForward, LayerGraphs
-from specdec_hf.runner.fit import compare, record_of, tolerance_of
 from specdec_hf.runner.forwards import Borrower, CompileStats
+from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy, bytes_of, unpacked_reason
 from specdec_hf.runner.packed.twin import PackedStats, check_packable, resident_bytes
 from specdec_hf.runner.policy import is_long, padded, width_of

@@ -211,14 +211,12 @@ def use_compiled(
     before = forward.warm_ups.seconds
     reason = forward.warm_up(model, padded=len(runner.lengths) > 1, tree=tree, check=check)
     if reason is None:
-        policy = runner.policy
-        policy = replace(
-            policy,
+        runner.policy = replace(
+            runner.policy,
             few_slots=forward.cuda_graphs is not None,
-            omits_mask=policy.omits_mask & {FIRST},
+            omits_mask=runner.policy.omits_mask & {FIRST},
             compiled=CompiledCall(model, forward, stats, note),
         )
-        runner.run_with(policy)
         without = borrow_graphs(forward, model, runner, borrower, tree=tree, check=check)
         stats.cuda_graphs = len(forward.cuda_graphs or ())
         if without:

@@ -20,7 +20,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.cache_utils import Cache
 
-from specdec_hf.runner.fit import compare
+from specdec_hf.runner.comparison import compare
 from specdec_hf.runner.forwards import Borrower
 from specdec_hf.runner.policy import ForwardPolicy, is_long
 from specdec_hf.runner.self_check import one_line

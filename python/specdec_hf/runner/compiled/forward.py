@@ -19,6 +19,7 @@ import torch
 import torch.fx.experimental._config as shape_settings
 from torch._dynamo.utils import counters
 
+from specdec_hf.runner.comparison import tolerance_of
 from specdec_hf.runner.compiled.cuda_graphs import CudaGraphs, RecordedCache, recorder_for
 from specdec_hf.runner.compiled.layers import (
     LayerBuffers,
@@ -27,8 +28,8 @@ from specdec_hf.runner.compiled.layers import (
     compiled_twin,
     replaced_layer,
 )
-from specdec_hf.runner.fit import record_of, tolerance_of
 from specdec_hf.runner.forwards import Borrower
+from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.policy import BUCKETS, ForwardPolicy
 from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_hf.runner.self_check import (

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from specdec_hf.arguments import shown
-from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.packed.linear import bytes_of, unpacked_reason
 from specdec_hf.runner.packed.twin import OnlyPacked, PackedStats, is_other_linear, resident_bytes
 from specdec_hf.runner.twin import twin_reason

@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch import nn
 
-from specdec_hf.runner.fit import record_of
+from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.packed.attention import attend_by
 from specdec_hf.runner.packed.decoder_layer import fuse, refresh_fused
 from specdec_hf.runner.packed.linear import (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import weakref
 from collections import Counter
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,13 +58,13 @@ def compare(
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Whether a cache, or another way of running a model, fits the model.
+class CacheCheck:
+    """Whether a model says through a cache, or run in another way, what it says itself.
 
     Attributes:
         difference: as in `Comparison`; None if not measured.
         tolerance: the largest difference that rounding explains.
-        reason: why it does not fit, or None.
+        reason: why it does not, or None.
         unchecked: why nothing could be measured, or None.
         remark: what the self-check does not cover, or None.
         omitted: the kinds of forwards without a mask that were compared, see `SpecRunner`.
@@ -80,7 +79,7 @@ class Fit:
 
     @property
     def not_measured(self) -> str | None:
-        """Why a cache that was not refused is not known to fit, or None."""
+        """Why a cache that was not refused was not compared, or None."""
         return self.unchecked or (self.remark if self.difference is None else None)
 
 
@@ -112,49 +111,17 @@ def _dtype_of_products(model: Any) -> torch.dtype:
     return model.dtype  # type: ignore[no-any-return]
 
 
-@dataclass(eq=False)
-class ModelRecord:
-    """What was made for one model, or for one head, and is kept as long as it is.
-
-    Attributes:
-        compiled: its `CompiledForward`, or the `CompiledStep` of a head.
-        packed: its `PackedTwin`.
-        digest: the state of its weights, and their digest.
-        agreement: (key of a shipped head and of the weights, the share of tokens they agree on).
-        head: (key of the files, `PlacedHead`) of the model's own head.
-        mtp: (key of the files and of its place, `MtpHead`) of its layers of multi-token prediction.
-        drafters: by folder and place, the draft model that was read there: (key of the files and of
-            the tokenizer, the model with tokenizers).
-        measured: times of its rounds, by what drafts.
-    """
-
-    compiled: Any = None
-    packed: Any = None
-    digest: tuple[Any, str] | None = None
-    agreement: tuple[Any, float | None] | None = None
-    head: tuple[Any, Any] | None = None
-    mtp: tuple[Any, Any] | None = None
-    drafters: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
-    measured: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
+_checks: dict[Hashable, dict[Hashable, CacheCheck]] = {}
 
 
-_records: weakref.WeakKeyDictionary[Any, ModelRecord] = weakref.WeakKeyDictionary()
-_fits: dict[Hashable, dict[Hashable, Fit]] = {}
-
-
-def record_of(model: Any) -> ModelRecord:
-    """The record of a model, which is empty at first."""
-    return _records.setdefault(model, ModelRecord())
-
-
-def fits_of(model: Any) -> dict[Hashable, Fit]:
+def checks_of(model: Any) -> dict[Hashable, CacheCheck]:
     """The results of comparisons, which hold for all models of one class and configuration."""
-    return _fits.setdefault((*_configuration(model), coarse_arithmetic(model)), {})
+    return _checks.setdefault((*_configuration(model), coarse_arithmetic(model)), {})
 
 
-def forget_fits() -> None:
+def forget_checks() -> None:
     """Forget all results of comparisons, so that each is made again."""
-    _fits.clear()
+    _checks.clear()
 
 
 def _configuration(model: Any) -> tuple[Any, ...]:
