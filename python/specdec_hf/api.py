@@ -23,7 +23,6 @@ from transformers.cache_utils import Cache
 from specdec_hf import plugins
 from specdec_hf.arguments import check_integer, check_integers, check_sequence, shown
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.loop.assistant import with_assistant
 from specdec_hf.loop.begin import begin
 from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.rounds import step
@@ -135,7 +134,7 @@ def generate(
 
 
 # eq=False and repr=False because a field may hold a model.
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SpeculativeDecoder(Options):
     """The loop as an object: ``model.generate(**inputs, custom_generate=SpeculativeDecoder(...))``.
 
@@ -184,7 +183,7 @@ class SpeculativeDecoder(Options):
             add_stop_strings(prepared, self.tokenizer, self.stop_strings)
         dropped = {"tokenizer": self.tokenizer}
         call = read_call(model, input_ids, dropped, **prepared, **model_kwargs)
-        return _decode(model, call, self._with_seed(seed))
+        return _decode(model, call, self, seed)
 
     def stream(
         self,
@@ -237,7 +236,7 @@ class SpeculativeDecoder(Options):
         if source is not None:
             seed = self.seed if seed is None else seed
             return (yield from self._joined(model, (call, seed, cancelled), source, chunk))
-        session = _begin(model, call, self._with_seed(seed))
+        session = begin(model, call, self, seed)
         try:
             while not session.done:
                 yield from step(session)
@@ -294,15 +293,11 @@ class SpeculativeDecoder(Options):
             return asked(self._prepare(model, **given), seed, cancelled)
 
         stats = yield from run_continuous(
-            model, lambda call, seeds: _begin(model, call, replace(self, seed=seeds)),
+            model, lambda call, seeds: begin(model, call, self, seeds),
             asked(*first), next_call, chunk,
             records_graphs=bool(self.compile) and compiles_on(model.device),
         )  # fmt: skip
         return SpecOutput(stats=stats)
-
-    def _with_seed(self, seed: Any) -> Options:
-        """The options of one call."""
-        return self if seed is None else replace(self, seed=seed)
 
 
 def _never() -> bool:
@@ -323,19 +318,15 @@ def run(session: Session, streamer: Streamer | None = None) -> Any:
     return output if session.call.return_dict else output.sequences
 
 
-def _begin(model: Any, call: Call, options: Options) -> Session:
-    return begin(model, call, with_assistant(options, call.assistant))
-
-
-def _decode(model: Any, call: Call, options: Options) -> Any:
+def _decode(model: Any, call: Call, options: Options, seed: Any = None) -> Any:
     """The output of a call: the rounds of a session, or of a beam search."""
     if options.streamer is not None:
         _check_one_text(call)
         options.streamer.put(torch.from_numpy(call.input_ids))
     if call.beams is None:
-        output = run(_begin(model, call, options), options.streamer)
+        output = run(begin(model, call, options, seed), options.streamer)
     else:
-        output = plugins.load("beam_search")(model, call, with_assistant(options, call.assistant))
+        output = plugins.load("beam_search")(model, call, options)
         output = output if call.return_dict else output.sequences
     if call.return_dict and is_encoder_decoder(model) and has_own_generate(model):
         return plain_output(output)
@@ -401,7 +392,7 @@ def warm_up(
             model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False,
             num_beams=1, num_return_sequences=1,
         )  # fmt: skip
-        session = _begin(model, call, decoder)
+        session = begin(model, call, decoder)
         session.borrower.held = False
         made[size] = session.stats
     return made

@@ -115,7 +115,7 @@ def _check_streamer(name: str, value: Any) -> Any:
     return value
 
 
-@dataclass
+@dataclass(frozen=True)
 class CommonOptions:
     """The options that the command line has too; `specdec_hf.cli.checks.Settings` words them."""
 
@@ -231,9 +231,9 @@ class CommonOptions:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Options(CommonOptions):
-    """All options of the loop; see `generate`."""
+    """All options of the loop, checked once; see `generate`."""
 
     gamma: int | None = own(_keep, "alias of ``num_assistant_tokens``.")
     num_speculative_tokens: int | None = own(_keep, "alias of ``num_assistant_tokens``.")
@@ -272,12 +272,11 @@ class Options(CommonOptions):
 
     def __post_init__(self) -> None:
         numbers = (self.num_assistant_tokens, *(getattr(self, name) for name in ALIASES))
-        self.num_assistant_tokens = resolve_num_assistant_tokens(*numbers, tree=self.tree)
-        for name in ALIASES:
-            setattr(self, name, None)
+        number = resolve_num_assistant_tokens(*numbers, tree=self.tree)
+        given = {**vars(self), **dict.fromkeys(ALIASES), "num_assistant_tokens": number}
         for option in fields(Options):
-            value = getattr(self, option.name)
-            setattr(self, option.name, option.metadata["check"](option.name, value))
+            value = option.metadata["check"](option.name, given[option.name])
+            object.__setattr__(self, option.name, value)
         rule_parameters(self)
 
 
@@ -306,9 +305,9 @@ def resolve_num_assistant_tokens(*values: int | None, tree: Any = None) -> int |
     return given.pop() if given else None
 
 
-def rule_name(options: CommonOptions) -> str:
-    """The name of the rule that the caller asks for."""
-    return options.rule if isinstance(options.rule, str) else CUSTOM_RULE
+def rule_name(rule: Any) -> str:
+    """The name of the rule that a caller asks for."""
+    return rule if isinstance(rule, str) else CUSTOM_RULE
 
 
 def rule_parameters(options: CommonOptions) -> dict[str, Any]:
@@ -317,7 +316,7 @@ def rule_parameters(options: CommonOptions) -> dict[str, Any]:
     Raises:
         ValueError: one is missing, or belongs to another rule.
     """
-    named = rule_name(options)
+    named = rule_name(options.rule)
     for rule, parameters in LOSSY_RULES.items():
         for name in parameters:
             value = getattr(options, name)

@@ -27,7 +27,7 @@ from specdec_hf.drafting.call import (
     DrafterCall,
     Drawn,
 )
-from specdec_hf.drafting.checks import ask, begin_state
+from specdec_hf.drafting.checks import begin_state, propose_checked
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import (
     RULES_OF_DRAWN_DRAFTS,
@@ -132,7 +132,7 @@ class Level:
 
     def ask(self, texts: History, most: NDArray[np.int64]) -> Draft | None:
         """Up to ``most[b]`` tokens after texts that may end with drafts, checked."""
-        draft = ask(self.drafter, self.state, texts, most, self.call)
+        draft = propose_checked(self.drafter, self.state, texts, most, self.call)
         self.call.round.asked += most > 0
         return draft
 
@@ -244,7 +244,7 @@ class HorizontalState(State):
             draft = level.ask(with_drafts(texts, drafted, counts, most > 0), most)
             if draft is None:
                 continue
-            tokens, added = read_tokens(draft, most)
+            tokens, added = read_tokens(draft)
             for b in np.flatnonzero(added):
                 drafted[b, counts[b] : counts[b] + added[b]] = tokens[b, : added[b]]
             parts.append((counts.copy(), added, draft.drawn))
@@ -307,13 +307,11 @@ def with_drafts(
     return History(tokens, lengths, active)
 
 
-def read_tokens(
-    draft: Draft, most: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def read_tokens(draft: Draft) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """A checked draft's tokens on the host, and [B] how many there are before the first -1."""
     assert draft.counts is not None
     tokens = draft.tokens.cpu().numpy()
-    present = np.arange(tokens.shape[1]) < np.minimum(draft.counts, most)[:, None]
+    present = np.arange(tokens.shape[1]) < draft.counts[:, None]
     return tokens, np.minimum.accumulate(present & (tokens >= 0), axis=1).sum(axis=1)
 
 

@@ -169,7 +169,7 @@ class _MedusaState(ParallelState):
 
     def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
         limits = self.room(texts, limits)
-        depth = min(self._tree.depth, int(limits.max()))
+        depth = int(limits.max())
         if depth < 1:
             return None
         spec, states = self._tree.cut(depth), self.states()

@@ -192,7 +192,7 @@ class StagedModel(DraftModel):
         self.below.commit(texts, self._nothing_kept(texts.lengths, texts.active))
         if proposed is None:
             return none
-        found, counts = read_tokens(proposed, limits)
+        found, counts = read_tokens(proposed)
         return np.where(np.arange(found.shape[1]) < counts[:, None], found, -1)[:, : counts.max()]
 
     def learn(self, texts: History, done: Round) -> None:
@@ -389,7 +389,7 @@ class VerticalState(State):
         ids = torch.empty((len(texts.lengths), 0), dtype=torch.int64, device=stepper.device)
         drawn = None
         if proposed is not None:
-            found, counts = read_tokens(proposed, most)
+            found, counts = read_tokens(proposed)
             found = np.where(np.arange(found.shape[1]) < counts[:, None], found, -1)
             ids, drawn = to_device(found, stepper.device), proposed.drawn
         missing = int((texts.lengths - runner.lengths).max())

@@ -31,13 +31,13 @@ def conversation():
 
 def streams(conversation, monkeypatch):
     given = []
-    stream = conversation.decoder.stream
+    stream = SpeculativeDecoder.stream
 
     def watched(*arguments, **kwargs):
         given.append(kwargs["past_key_values"])
         return stream(*arguments, **kwargs)
 
-    monkeypatch.setattr(conversation.decoder, "stream", watched)
+    monkeypatch.setattr(SpeculativeDecoder, "stream", watched)
     return given
 
 

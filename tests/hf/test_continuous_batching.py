@@ -16,8 +16,7 @@ from specdec_hf import (
     generate,
 )
 from specdec_hf.heads.shipped import HEAD_FOLDER
-from specdec_hf.loop.history import CommittedTokens
-from specdec_hf.loop.session import Session
+from specdec_hf.loop.session import CommittedTokens, Session
 from specdec_hf.loop.streaming import run_stream
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
@@ -196,7 +195,7 @@ def test_chunks_of_a_prompt_leave_the_bits_of_the_whole_in_the_cache(dtype, monk
 
     def watched(self, b, other, index):
         adopt(self, b, other, index)
-        if len(other.numbers) == 1 and other.numbers[0] == 1:
+        if other.sequences.numbers == [1]:
             layers = [layer.buffers for layer in other.runner.cache.spec_layers]
             moved.append([x[0, :, : len(LONG)].clone() for pair in layers for x in pair])
 

@@ -320,15 +320,14 @@ def test_a_chain_of_a_drafter_of_trees_is_a_tree_with_one_path():
     assert chain.sequences.tolist() == call(None).sequences.tolist()
     assert chain.stats.drafted > 0
     right = call(None).sequences[0]
-
-    class Right(Proposes):
-        def propose(self, texts, limits):
-            length = int(texts.lengths[0])
-            return [right[length : length + int(limits[0])].tolist()]
-
-    got = call(Right(None, 3, 2))
+    got = call(Proposes(lambda texts, most: [right[texts.lengths[0] :][:most].tolist()], 3, 2))
     assert got.sequences[0].tolist() == right.tolist()
     assert got.stats.accepted == got.stats.drafted > 3
+
+
+def test_what_a_tree_has_beyond_a_limit_is_cut_off():
+    out = call(in_trees(tree_of()), num_assistant_tokens_schedule="optimal:max_length=1")
+    assert {record.drafted[0] for record in out.stats.round_log} == {0, 2}
 
 
 def test_parents_need_a_drafter_that_says_how_large_its_trees_are():

@@ -202,7 +202,8 @@ def test_no_head_drafts_on_an_accelerator(target, tmp_path, monkeypatch):
         assert not AutoDrafter().has_head(target)
 
 
-def test_a_fault_of_the_program_is_no_reason_to_draft_otherwise(target, monkeypatch):
-    monkeypatch.setattr("specdec_hf.loop.plan.choose_cache", lambda *_, **__: int("planted"))
+@pytest.mark.parametrize("place", ["loop.plan.choose_cache", "heads.auto.find_head"])
+def test_a_fault_of_the_program_is_no_reason_to_draft_otherwise(target, monkeypatch, place):
+    monkeypatch.setattr(f"specdec_hf.{place}", lambda *_, **__: int("planted"))
     with pytest.raises(ValueError, match="'planted'"):
         run(target)

@@ -137,8 +137,7 @@ class Chains(Observer, StatelessDrafter):
     """The target's own next token may be among them: they are simply counted up."""
 
     def propose(self, history, limits):
-        gamma = int(limits.max())
-        return (history.last(1) + np.arange(1, gamma + 1)) % 64
+        return (history.last(1) + np.arange(1, limits.max() + 1)) % 64
 
 
 class Trees(Observer, StatelessDrafter):
@@ -146,11 +145,8 @@ class Trees(Observer, StatelessDrafter):
     size, depth = 4, 2
 
     def propose(self, history, limits):
-        last = torch.from_numpy(history.last(1).copy())
-        tokens = (last + torch.tensor([1, 2, 3, 4])) % 64
+        tokens = (torch.from_numpy(history.last(1)) + torch.tensor([1, 2, 3, 4])) % 64
         parents = torch.tensor([-1, -1, 0, 1])
-        tokens[torch.from_numpy(limits < 1)] = -1
-        tokens[torch.from_numpy(limits < 2), 2:] = -1
         return Draft(tokens, parents.expand_as(tokens), depth=2)
 
 

@@ -32,8 +32,7 @@ class Foresees(StatelessDrafter):
         self.texts = texts
 
     def propose(self, history, limits):
-        gamma = int(limits.max())
-        return [text[n : n + gamma] for text, n in zip(self.texts, history.lengths, strict=True)]
+        return [t[n:][: limits.max()] for t, n in zip(self.texts, history.lengths, strict=True)]
 
 
 class Pair(StatelessDrafter):

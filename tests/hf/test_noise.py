@@ -141,8 +141,7 @@ def test_noise_of_the_round_gives_the_targets_distribution(kind, rule, count, te
 
 class Deterministic(StatelessDrafter):
     def propose(self, texts, limits):
-        gamma = int(limits.max())
-        return Draft(torch.arange(gamma).expand(len(limits), -1) % VOCAB)
+        return Draft(torch.arange(limits.max()).expand(len(limits), -1) % VOCAB)
 
 
 class DrawsAgain(Markov):
@@ -226,10 +225,10 @@ def draws(monkeypatch):
 
     def asking(drafter, state, texts, limits, told):
         limits_of[id(told)] = limits
-        return checks.ask(drafter, state, texts, limits, told)
+        return checks.propose_checked(drafter, state, texts, limits, told)
 
     for module in (drafted, cascade, merge):
-        monkeypatch.setattr(module, "ask", asking)
+        monkeypatch.setattr(module, "propose_checked", asking)
 
     def spying(kind):
         positions_of[kind] = kind._noise_positions

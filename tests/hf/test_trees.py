@@ -288,10 +288,8 @@ class Scattered(StatelessDrafter):
     name = "scattered"
 
     def propose(self, history, limits):
-        gamma = int(limits.max())
-        last = history.last(1)[:, 0]
-        tokens = torch.from_numpy(last)[:, None] + torch.arange(1, gamma + 1)
-        tokens = tokens % hf_models.VOCAB
+        last = torch.from_numpy(history.last(1))
+        tokens = (last + torch.arange(1, limits.max() + 1)) % hf_models.VOCAB
         tokens[:, 2::3] = 5 if int(last[0]) % 2 else -1
         return Draft(tokens)
 

@@ -143,8 +143,7 @@ class RaggedSchedule(Schedule):
 
     def lengths(self, most: Any) -> Any:
         self.rounds += 1
-        of_round = self.LIMITS[self.sequences, self.rounds % self.LIMITS.shape[1]]
-        return np.minimum(of_round, most)
+        return self.LIMITS[self.sequences, self.rounds % self.LIMITS.shape[1]]
 
 
 @contextmanager
@@ -153,27 +152,26 @@ def recorded_drafts() -> Iterator[list[tuple[Any, list[Any]]]]:
     rounds: list[tuple[Any, list[Any]]] = []
 
     def ask(drafter: Any, state: Any, texts: History, limits: Any, call: Any) -> Draft | None:
-        draft = checks.ask(drafter, state, texts, limits, call)
-        rounds.append((limits, [_paths(draft, b, limit) for b, limit in enumerate(limits)]))
+        draft = checks.propose_checked(drafter, state, texts, limits, call)
+        rounds.append((limits, [_paths(draft, b) for b in range(len(limits))]))
         return draft
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafted, "ask", ask)
+        patch.setattr(drafted, "propose_checked", ask)
         yield rounds
 
 
-def _paths(draft: Draft | None, b: int, limit: int) -> list[tuple[int, ...]]:
-    """The paths down to the nodes that sequence ``b`` drafts within its limit."""
+def _paths(draft: Draft | None, b: int) -> list[tuple[int, ...]]:
+    """The paths down to the nodes that sequence ``b`` drafts."""
     if draft is None:
         return []
     tokens = draft.tokens[b].tolist()
     if draft.parents is None:
-        assert draft.counts is not None
-        del tokens[min(draft.counts[b], limit) :]
+        del tokens[draft.counts[b] :]
     above = range(-1, len(tokens)) if draft.parents is None else draft.parents[b].tolist()
     paths: dict[int, tuple[int, ...]] = {-1: ()}
     for n, (token, parent) in enumerate(zip(tokens, above, strict=False)):
-        if token >= 0 and parent in paths and len(paths[parent]) < limit:
+        if token >= 0 and parent in paths:
             paths[n] = (*paths[parent], token)
     return [path for path in paths.values() if path]
 

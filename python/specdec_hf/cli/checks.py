@@ -60,7 +60,7 @@ TREE_CHAINS, TREE_NODES = 4, 15
 NEUTRAL = {name: one.neutral for name, one in PARAMETERS.items() if name != "temperature"}
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings(CommonOptions):
     """The options of a command that uses a model; `check` completes them.
 
@@ -159,9 +159,15 @@ class Sources:
     drafters: list[Source | None]
 
 
+def complete(settings: Settings, **values: Any) -> None:
+    """Set what a command decides before it uses the settings."""
+    for name, value in values.items():
+        object.__setattr__(settings, name, value)
+
+
 def check(settings: Settings) -> Sources:
     """Complete the settings, or refuse them; nothing of torch is loaded."""
-    settings.drafter = settings.drafter or DEFAULT_DRAFTERS
+    complete(settings, drafter=settings.drafter or DEFAULT_DRAFTERS)
     _check_sampling(settings)
     if settings.seed is not None and not -(2**63) <= settings.seed < 2**63:
         fail(f"--seed must be in [-2**63, 2**63), got {settings.seed}")
@@ -224,7 +230,7 @@ def _check_drafting(settings: Settings) -> None:
     cascade = parse_cascade(settings)
     drafts, several = settings.num_assistant_tokens, len(settings.drafter) > 1 and not cascade
     schedule = settings.num_assistant_tokens_schedule
-    settings.tree = parse_branching(settings.tree)
+    complete(settings, tree=parse_branching(settings.tree))
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
     if drafts == 0:
@@ -259,10 +265,10 @@ def _check_drafting(settings: Settings) -> None:
         if settings.tree is not None:
             fail("--tree must not be given with several --drafter, whose drafts become one tree")
         depth = drafts or CLI_NUM_ASSISTANT_TOKENS
-        settings.tree = TrieTree(TREE_CHAINS, depth, max(TREE_NODES, depth))
-        settings.num_assistant_tokens = None
+        tree = TrieTree(TREE_CHAINS, depth, max(TREE_NODES, depth))
+        complete(settings, tree=tree, num_assistant_tokens=None)
     elif settings.tree is None and drafts is None and (not own_tree or chains_of_auto(settings)):
-        settings.num_assistant_tokens = CLI_NUM_ASSISTANT_TOKENS
+        complete(settings, num_assistant_tokens=CLI_NUM_ASSISTANT_TOKENS)
 
 
 def parse_cascade(settings: Settings) -> tuple[str, tuple[int, ...]] | None:

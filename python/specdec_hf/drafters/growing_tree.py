@@ -86,7 +86,7 @@ class GrowingTreeState(State):
 
     def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
         stepper, lengths, width = self.stepper, texts.lengths, self.layout.width
-        limits = stepper.room(texts, np.minimum(limits, self.layout.depth))
+        limits = stepper.room(texts, limits)
         levels = int(limits.max())
         if levels < 1:
             return None

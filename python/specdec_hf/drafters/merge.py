@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from specdec_hf.drafters.composed import ComposedDrafter, candidates_for, round_for, values_of
 from specdec_hf.drafters.node_budget import NodeBudget
 from specdec_hf.drafting.call import MAX_DRAFTS_PER_ROUND, Asks, DrafterCall, Drawn, reads_draft
-from specdec_hf.drafting.checks import OUTSIDE, ask, begin_state, cut_chains, describe
+from specdec_hf.drafting.checks import (
+    OUTSIDE,
+    begin_state,
+    cut_chains,
+    describe,
+    propose_checked,
+)
 from specdec_hf.drafting.context import Candidates, History
 from specdec_hf.drafting.drafter import (
     RULES_OF_DETERMINISTIC_TREES,
@@ -118,7 +124,6 @@ class TrieState(State):
 
     def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
         call, most = self.call, self.drafter.size
-        limits = np.minimum(limits, self.drafter.depth)
         answers = [source.propose(texts, limits) for source in self.sources]
         given = [answer.tokens for answer in answers if answer is not None]
         if not given:
@@ -135,9 +140,6 @@ class TrieState(State):
                 chains[:, first : first + count, :size] = drafted.to(device)
                 if answer.values is not None:
                     values[:, first : first + count, :size] = answer.values[:, :, :depth]
-        bounds = to_device(limits, device)
-        too_deep = torch.arange(depth, device=device) >= bounds[:, None, None]
-        chains = chains.masked_fill(too_deep, -1)
         merge = not reads_draft(call.rule)
         if on_host and self.layout.size is not None:
             nodes = None
@@ -293,8 +295,8 @@ class ChainSource:
         self._tree: Draft | None = None  # of the round that was not committed yet
 
     def propose(self, texts: History, limits: NDArray[np.int64]) -> Chains | None:
-        """Ask the drafter; chains may be longer than the limits [B] of their sequences."""
-        draft = ask(self.drafter, self.state, texts, limits, self.call)
+        """Ask the drafter."""
+        draft = propose_checked(self.drafter, self.state, texts, limits, self.call)
         self._tree = None if draft is None or draft.parents is None else draft
         if draft is None:
             return None

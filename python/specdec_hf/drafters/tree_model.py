@@ -120,7 +120,7 @@ class TreeModelState(State):
         self._fed = [np.where(owners == copy, fed[numbers], -1) for copy in copies]
 
     def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
-        batch_size, depth = len(limits), min(self.drafter.depth, int(limits.max()))
+        batch_size, depth = len(limits), int(limits.max())
         spec = self.forest.spec.cut(depth)
         target = self.call.model.device
         tokens = torch.full((batch_size, spec.size), -1, dtype=torch.int64, device=target)
@@ -128,7 +128,7 @@ class TreeModelState(State):
         levels: list[Children] = []
         offset = 0
         for stepper, nodes in zip(self.steppers, self._nodes, strict=True):
-            room = stepper.room(texts, np.minimum(limits, depth))
+            room = stepper.room(texts, limits)
             if not room.any():
                 continue
             tree = self.forest.tree.cut(int(room.max()))

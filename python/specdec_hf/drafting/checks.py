@@ -18,6 +18,7 @@ from specdec_hf.arguments import check_integer, check_integers
 from specdec_hf.drafting.call import DrafterCall, Drawn
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Draft, Drafter, State
+from specdec_hf.drafting.sampling import depths_of, mask_below_limits
 from specdec_hf.runner.protocol import to_device, vocab_size_of
 
 IGNORED = "those drafts count as absent"
@@ -44,36 +45,50 @@ def begin_state(drafter: Drafter, call: DrafterCall) -> State:
     return state
 
 
-def ask(
+def propose_checked(
     drafter: Drafter, state: State, texts: History, limits: NDArray[np.int64], call: DrafterCall
 ) -> Draft | None:
-    """The proposal of a drafter's state in one round, checked; None where it drafts nothing.
-
-    Args:
-        drafter: whose state it is.
-        state: asked once.
-        texts, limits: arguments of `State.propose`.
-        call: the one that the state was begun with.
+    """The proposal of a drafter's state in one round, checked and cut to the limits.
 
     Returns:
-        A draft whose counts are known where it is a chain, with its rows on the target's device. A
-        chain of a drafter of trees becomes a tree.
+        A draft without a token beyond the limit of its sequence, None where nothing is drafted. Its
+        counts are known where it is a chain, and its rows are on the target's device. A chain of a
+        drafter of trees becomes a tree.
 
     Raises:
         TypeError: not a draft, or one that holds something of a wrong type, such as a distribution
             that was not drawn with `DrafterCall.draw`.
         ValueError: tokens of a wrong shape, or a tensor on a wrong device.
     """
+    limits = np.minimum(limits, drafter.depth) if drafter.size else limits
     proposed: Any = state.propose(texts, limits.copy())
     if proposed is None:
         return None
     proposed = proposed if isinstance(proposed, Draft) else Draft(proposed)
     if proposed.parents is not None:
-        return _read_tree(drafter, proposed, texts, call)
-    if proposed.num_proposals != 1:
-        return _read_proposals(drafter, proposed, texts, int(limits.max()), call)
-    draft = read_chain(drafter, proposed, texts, int(limits.max()), call)
-    return _as_tree(draft, limits) if draft is not None and drafter.size else draft
+        draft = _read_tree(drafter, proposed, texts, call)
+    elif proposed.num_proposals != 1:
+        draft = _read_proposals(drafter, proposed, texts, int(limits.max()), call)
+    else:
+        draft = read_chain(drafter, proposed, texts, int(limits.max()), call)
+    if draft is None:
+        return None
+    draft = _within(draft, limits)
+    return _as_tree(draft) if drafter.size and draft.parents is None else draft
+
+
+def _within(draft: Draft, limits: NDArray[np.int64]) -> Draft:
+    """A checked draft without what lies beyond the limits of its sequences."""
+    if draft.counts is not None:
+        return replace(draft, counts=np.minimum(draft.counts, limits))
+    size = draft.tokens.shape[1]
+    depth = draft.depth or size // draft.num_proposals
+    if (limits >= depth).all():
+        return draft
+    chains = torch.arange(size)[None] % depth + 1
+    depths = chains if draft.parents is None else depths_of(draft.parents, depth)
+    tokens = mask_below_limits(draft.tokens, depths.to(draft.tokens.device), limits)
+    return replace(draft, tokens=tokens)
 
 
 def check_vocab_size(name: str, vocab_size: int, config: Any) -> None:
@@ -165,9 +180,9 @@ def _read_proposals(
     return Draft(draft.tokens.to(torch.int64), num_proposals=count)
 
 
-def _as_tree(draft: Draft, limits: NDArray[np.int64]) -> Draft:
+def _as_tree(draft: Draft) -> Draft:
     """A checked chain as a tree with one path."""
-    tokens = cut_chains(draft, limits)
+    tokens = cut_chains(draft)
     size = tokens.shape[1]
     parents = torch.arange(-1, size - 1, device=tokens.device).expand(len(tokens), -1)
     return replace(draft, tokens=tokens, parents=parents, depth=size, counts=None, confidence=None)

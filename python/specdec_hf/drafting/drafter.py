@@ -209,8 +209,8 @@ class State(ABC):
 
         Returns:
             A `Draft`; or the tokens [B, up to max(limits)] of a chain alone, as a tensor, an array
-            or a list of one list per sequence; None drafts nothing. What a chain has beyond a
-            limit is cut off.
+            or a list of one list per sequence; None drafts nothing. What lies beyond a limit is cut
+            off.
         """
 
     def forward(

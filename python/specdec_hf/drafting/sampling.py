@@ -51,6 +51,19 @@ def stats_of_draft(
     return token_stats(drawn.logits, tokens.to(device), temperature, drawn.threshold)
 
 
+def depths_of(parents: torch.Tensor, most: int) -> torch.Tensor:
+    """The depth of each node of trees [B, N], from 1; deeper than ``most`` is one that is."""
+    size = parents.shape[1]
+    # Column 0 is the root. Each step looks twice as far up as the one before it.
+    above = torch.nn.functional.pad(parents.clamp(-1, size - 1) + 1, (1, 0))
+    depths = torch.ones_like(above)
+    depths[:, 0] = 0
+    for _ in range(most.bit_length()):
+        depths = depths + depths.gather(1, above)
+        above = above.gather(1, above)
+    return depths[:, 1:]
+
+
 def mask_below_limits(
     tokens: torch.Tensor, depths: torch.Tensor, limits: NDArray[np.int64]
 ) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specdec_hf.arguments import Refused
 from specdec_hf.drafters.copying import PromptLookupDrafter, SuffixAutomatonDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafting.call import DrafterCall
@@ -80,7 +81,7 @@ class AutoDrafter(Drafter, entry="auto"):
         try:
             return _read(model)
         except OSError as error:
-            raise ValueError(f"cannot read the head of the target: {error}") from error
+            raise Refused(f"cannot read the head of the target: {error}") from error
 
 
 def _read(model: Any) -> tuple[PlacedHead[Eagle3Head] | None, FoundHead]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from specdec_hf.arguments import Refused
 from specdec_hf.runner.protocol import num_parameters
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Head(nn.Module):
         rows: torch.Tensor = model.get_output_embeddings().weight.detach()
         wanted = (self.config.vocab_size or len(rows), self.lm_head.shape[-1])
         if tuple(rows.shape) != wanted:
-            raise ValueError(
+            raise Refused(
                 f"the head needs a target with an output matrix {list(wanted)}, got "
                 f"{list(rows.shape)} of {type(model).__name__}"
             )

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from specdec_hf.arguments import check_integer
+from specdec_hf.arguments import Refused, check_integer
 from specdec_hf.heads.base import Head
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -56,9 +56,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         given = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot read a head's {folder / CONFIG}: {reason}") from error
+        raise Refused(f"cannot read a head's {folder / CONFIG}: {reason}") from error
     if not isinstance(given, dict):
-        raise ValueError(f"{folder / CONFIG} must hold an object, got {type(given).__name__}")
+        raise Refused(f"{folder / CONFIG} must hold an object, got {type(given).__name__}")
     return given
 
 
@@ -68,8 +68,8 @@ def read_weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
     if not path.is_file():
         pickled = next((one for one in PICKLES if (folder / one).is_file()), None)
         if pickled is None:
-            raise ValueError(f"{folder} holds no head: {name} is missing")
-        raise ValueError(
+            raise Refused(f"{folder} holds no head: {name} is missing")
+        raise Refused(
             f"{folder / pickled} is a pickle, which may run any code when it is read; convert it "
             f"where you trust it: safetensors.torch.save_file(torch.load({pickled!r}, "
             f"weights_only=True), {name!r})"
@@ -85,7 +85,7 @@ def opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
+        raise Refused(f"cannot read {path}: {error}") from error
 
 
 def check_tensors(
@@ -109,16 +109,16 @@ def check_tensors(
     if missing or unknown:
         faults = [f"lacks {', '.join(missing)}"] * bool(missing)
         faults += [f"holds {', '.join(unknown)}, which no {kind} has"] * bool(unknown)
-        raise ValueError(f"{path} {' and '.join(faults)}")
+        raise Refused(f"{path} {' and '.join(faults)}")
     for name, tensor in tensors.items():
         if list(tensor.shape) != expected[name]:
-            raise ValueError(f"{name} of {path} must be {expected[name]}, got {list(tensor.shape)}")
+            raise Refused(f"{name} of {path} must be {expected[name]}, got {list(tensor.shape)}")
         if name in MAPS:
             continue
         if not tensor.is_floating_point():
-            raise ValueError(f"{name} of {path} must have a floating dtype, got {tensor.dtype}")
+            raise Refused(f"{name} of {path} must have a floating dtype, got {tensor.dtype}")
         if not tensor.float().isfinite().all():
-            raise ValueError(f"{name} of {path} must be finite, and some of its numbers are not")
+            raise Refused(f"{name} of {path} must be finite, and some of its numbers are not")
 
 
 def checked(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
@@ -126,7 +126,7 @@ def checked(name: str, value: Any, minimum: int = 1, maximum: int | None = None)
     try:
         return check_integer(name, value, minimum, maximum)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"config.json: {error}") from None
+        raise Refused(f"config.json: {error}") from None
 
 
 def checked_size(
@@ -139,7 +139,7 @@ def checked_size(
     """An integer of a head's config.json; ValueError where it is missing or wrong."""
     value = given.get(name, default)
     if value is None:
-        raise ValueError(f"config.json of a head must hold {name}")
+        raise Refused(f"config.json of a head must hold {name}")
     return checked(name, value, minimum, maximum)
 
 
@@ -147,18 +147,18 @@ def checked_flag(given: dict[str, Any], name: str, *, default: bool = False) -> 
     """A truth value of a head's config.json; ValueError for another value, None is the default."""
     value = given.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ValueError(f"config.json: {name} must be true or false, got {value!r}")
+        raise Refused(f"config.json: {name} must be true or false, got {value!r}")
     return default if value is None else value
 
 
 def draft_tokens(offsets: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """The target's id of each draft token, from their differences; ValueError for wrong ones."""
     if offsets.dtype not in _INTEGERS:
-        raise ValueError(f"d2t must hold integers, got {offsets.dtype}")
+        raise Refused(f"d2t must hold integers, got {offsets.dtype}")
     tokens = offsets.to(torch.int64) + torch.arange(len(offsets))
     different = len(tokens.unique())
     if different < len(tokens) or tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise ValueError(
+        raise Refused(
             f"d2t must lead to different ids in [0, {vocab_size}), got {int(tokens.min())} to "
             f"{int(tokens.max())}, {different} of {len(tokens)} different"
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from specdec_hf.arguments import Refused
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.drafter import Drafter, State
 from specdec_hf.heads.base import Head, state_of
@@ -92,9 +93,7 @@ def check_sizes(ours: Any, config: Any) -> None:
         ("hidden states", ours.target_hidden_size, text.hidden_size),
     ):
         if wanted not in (0, given):
-            raise ValueError(
-                f"the head was trained for a model with {what} of {wanted}, got {given}"
-            )
+            raise Refused(f"the head was trained for a model with {what} of {wanted}, got {given}")
     ours.on(text.num_hidden_layers)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from specdec_hf.arguments import check_integer, check_integers
+from specdec_hf.arguments import Refused, check_integer, check_integers
 from specdec_hf.heads.base import state_of
 from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
@@ -64,7 +64,7 @@ def read_sample(folder: Path, vocab_size: int) -> Sample | None:
         # The first draft is of the third token: a head reads two.
         return Sample(tokens, check_integer("answer", given["answer"], 2, len(tokens)))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"cannot read a head's {path}: {error}") from error
+        raise Refused(f"cannot read a head's {path}: {error}") from error
 
 
 @torch.no_grad()
@@ -145,7 +145,7 @@ def find_head(model: Any) -> FoundHead:
         config = read_config(folder)
         wanted = config.get(TARGET)
         if not isinstance(wanted, str):
-            raise ValueError(f"{folder / CONFIG} must hold {TARGET}, got {wanted!r}")
+            raise Refused(f"{folder / CONFIG} must hold {TARGET}, got {wanted!r}")
         if _has_sizes(model, config):
             if digest_of(model) == wanted:
                 return FoundHead(folder)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from specdec_hf.arguments import Refused
+
 TYPE = "speculators_model_type"
 VERSION = "0.9.0"
 DECODER = "transformer_layer_config"
@@ -20,14 +22,14 @@ def check_kind(given: dict[str, Any], kind: str) -> None:
     """Raise ValueError for a config.json of another kind; it names the drafter that reads it."""
     if given[TYPE] != kind:
         other = f", which drafter {given[TYPE]} reads" if given[TYPE] in _READ else ""
-        raise ValueError(f"{TYPE} of a head must be {kind}, got {given[TYPE]!r}{other}")
+        raise Refused(f"{TYPE} of a head must be {kind}, got {given[TYPE]!r}{other}")
 
 
 def decoder_fields(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of the decoder layers; raises ValueError where config.json has none."""
     inner = given.get(DECODER)
     if not isinstance(inner, dict):
-        raise ValueError(f"config.json of a head must hold {DECODER}")
+        raise Refused(f"config.json of a head must hold {DECODER}")
     return inner
 
 

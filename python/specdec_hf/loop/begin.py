@@ -11,9 +11,8 @@ import torch
 from specdec_hf.drafting.call import Asks, DrafterCall, Forwards
 from specdec_hf.drafting.checks import begin_state
 from specdec_hf.loop.draft_length import DraftLengthPolicy
-from specdec_hf.loop.history import CommittedTokens
 from specdec_hf.loop.plan import Plan, make_plan
-from specdec_hf.loop.session import Session
+from specdec_hf.loop.session import CommittedTokens, Sequences, Session
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.token_outputs import TokenOutputs
 from specdec_hf.options import Options
@@ -28,21 +27,24 @@ SLOTS_AHEAD = 512  # slots and tokens allocated beyond the prompt before cache a
 MIN_MAX_DRAFT = 16  # drafters make buffers of this size, whatever small numbers a call asks for
 
 
-def begin(model: Any, call: Call, options: Options, batch: Session | None = None) -> Session:
+def begin(
+    model: Any, call: Call, options: Options, seed: Any = None, batch: Session | None = None
+) -> Session:
     """Set up the runner, the drafter and the schedules of one call.
 
     Args:
         model: the target.
         call: not changed but for the tensors of its sampling parameters; see `Session.adopt`.
         options: those of the caller.
-        batch: what the sequences will join, or None. Its statistics and its packed weights serve
-            them, which may take as long to check for changes as a round takes.
+        seed: of this call; None is that of the options.
+        batch: what the sequences will join, or None. What drafts there, its statistics and its
+            packed weights serve them, which may take as long to check for changes as a round takes.
 
     Raises:
         TypeError: a drafter or seed of a wrong type.
         ValueError: prompt longer than the context, drafter that does not fit, bad option.
     """
-    plan = make_plan(model, call, options, None if batch is None else batch.packing)
+    plan = make_plan(model, call, options, seed, None if batch is None else batch.plan)
     runner, first_logits, notes = _make_runner(plan)
     stats = _statistics(plan, runner, notes, None if batch is None else batch.stats)
     borrower = Borrower()
@@ -58,33 +60,25 @@ def begin(model: Any, call: Call, options: Options, batch: Session | None = None
         state = begin_state(plan.drafter, drafter_call)
         length_policy.begin(state.cost, state.expected_benefit, int(plan.budgets.max()))
     return Session(
-        model=model,
-        call=call,
-        options=plan.options,
-        packing=plan.packing,
-        rule=plan.rule,
-        rule_parameters=plan.rule_parameters,
-        ablate=options.ablate,
+        plan=plan,
         runner=runner,
-        drafter=plan.drafter,
         drafter_call=drafter_call,
         state=state,
         length_policy=length_policy,
         history=committed_prompts(call, plan.lengths, plan.max_length),
-        calls=[(call, index) for index in range(len(plan.lengths))],
-        numbers=list(range(len(plan.lengths))),
+        sequences=Sequences(
+            calls=[(call, index) for index in range(len(plan.lengths))],
+            numbers=list(range(len(plan.lengths))),
+            prompt_lengths=plan.lengths.copy(),
+            budgets=plan.budgets.copy(),
+            logprobs=[[] for _ in plan.lengths],
+            seeds=plan.seed_tensor(),
+        ),
         sampling=call.sampling,
-        prompt_lengths=plan.lengths.copy(),
-        budgets=plan.budgets,
-        logprobs=[[] for _ in plan.lengths],
-        seeds=plan.seed_tensor(),
         borrower=borrower,
         stats=stats,
-        clock=options.clock,
-        started=plan.started if batch is None else batch.started,
         outputs=_token_outputs(call, runner),
         first_logits=first_logits,
-        trace=options.trace,
     )
 
 
@@ -106,13 +100,13 @@ def _make_runner(plan: Plan) -> tuple[Runner, torch.Tensor | None, list[str]]:
 def _statistics(
     plan: Plan, runner: Runner, notes: list[str], joined: SpecStats | None
 ) -> SpecStats:
-    options, drafter = plan.options, plan.drafter
+    drafter, layout = plan.drafter, plan.choice.tree
     notes = [*plan.call.notes, *plan.notes, *notes]
     if joined is not None:
         for note in notes:
             joined.note(note)
         return joined
-    tree = "" if options.tree is None else str(options.tree)
+    tree = "" if layout is None else str(layout)
     if not tree and drafter is not None and drafter.size:
         tree = f"that of {drafter.name}"
     return SpecStats(

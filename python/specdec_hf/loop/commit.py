@@ -190,9 +190,9 @@ def commit(session: Session, taken: Taken, counts: DraftCounts) -> list[Step]:
     steps: list[Step] = []
     for b in np.flatnonzero(history.active).tolist():
         tokens, reason, logprobs = taken.tokens[b], taken.reasons[b], taken.logprobs[b]
-        accepted, number = int(taken.num_accepted[b]), session.numbers[b]
+        accepted, number = int(taken.num_accepted[b]), session.sequences.numbers[b]
         history.append(b, tokens)
-        session.logprobs[b] += logprobs
+        session.sequences.logprobs[b] += logprobs
         stats = session.stats.sequences[number]
         stats.record(int(counts.drafted[b]), accepted, len(tokens), int(counts.depths[b]))
         if reason:
@@ -209,9 +209,9 @@ def commit(session: Session, taken: Taken, counts: DraftCounts) -> list[Step]:
 
 def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str, Exception | None]:
     """The tokens up to the first stop, why they stop there ("" where they do not), and a fault."""
-    most = int(session.budgets[b] - session.new_tokens[b])
+    most = int(session.sequences.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
-    (call, index), device = session.calls[b], session.model.device
+    (call, index), device = session.sequences.calls[b], session.model.device
     text = session.padded_ids(b) if call.criteria else np.empty(0, dtype=np.int64)
     for i in range(len(tokens)):
         try:
@@ -222,7 +222,7 @@ def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str, E
             return tokens[: i + 1], reason, None
     if len(tokens) < most:
         return tokens, "", None
-    if session.budgets[b] < call.max_new_tokens:
+    if session.sequences.budgets[b] < call.max_new_tokens:
         session.stats.note("stopped at the model's context length")
         return tokens, "context", None
     return tokens, "length", None
@@ -237,7 +237,7 @@ def _note_draft_faults(session: Session, status: Status) -> None:
 
 def _fault(session: Session, b: int, count: int, status: Status) -> Exception:
     """Why a sequence has no next token behind ``count`` new ones."""
-    number, position = session.numbers[b], int(session.history.lengths[b]) + count
+    number, position = session.sequences.numbers[b], int(session.history.lengths[b]) + count
     if Status.BAD_PARAMETER in status:
         return RuntimeError(
             f"sampling parameters of sequence {number} are out of range at position {position}"

@@ -151,8 +151,10 @@ def _start_together(start: Callable[[Call, Any], Session], given: list[Asked]) -
         return start(given[0].call, given[0].seeds)
     calls = [(one.call, 0) for one in given]
     session = start(merged(calls), [seed for one in given for seed in one.seeds])
-    session.calls = calls
-    session.budgets = np.concatenate([token_budgets(session.model, call)[1] for call, _ in calls])
+    session.sequences.calls = calls
+    session.sequences.budgets = np.concatenate(
+        [token_budgets(session.model, call)[1] for call, _ in calls]
+    )
     return session
 
 
@@ -210,7 +212,7 @@ def _why_not_text_alone(call: Call) -> str | None:
 def _why_unlike_alone(session: Session) -> str | None:
     """Why a sequence alone, or one of several, would be read otherwise than those of a session."""
     model, options, runner, (twin, _) = (
-        session.model, session.options, session.runner, session.packing
+        session.model, session.options, session.runner, session.plan.packing
     )  # fmt: skip
     for count in (1, 2):
         request = CacheRequest(
@@ -234,9 +236,9 @@ def _end_cancelled(
 ) -> Generator[Step, None, None]:
     """End the sequences of a batch that were given up."""
     for b in np.flatnonzero(batch.history.active).tolist():
-        if cancels[batch.numbers[b]]():
+        if cancels[batch.sequences.numbers[b]]():
             batch.history.active[b] = False
-            yield _ended(batch.stats, batch.numbers[b], "cancelled")
+            yield _ended(batch.stats, batch.sequences.numbers[b], "cancelled")
 
 
 def _ended(stats: SpecStats, number: int, reason: str, error: Exception | None = None) -> Step:
@@ -342,7 +344,7 @@ class _Prompts:
             reason = f"its rule is {alone.rule!r} in a batch of rule {self.like.rule!r}"
         if reason is not None:
             raise CannotJoinError(reason)
-        alone.numbers = [one.number]
+        alone.sequences.numbers = [one.number]
         return alone
 
     def _joined(self, batch: Session | None, joining: list[Session]) -> Session | None:
@@ -358,9 +360,9 @@ class _Prompts:
         # Keys and values that are not finite stay where they are, since masks multiply them by 0.
         ended = [] if batch is None else [
             b for b in np.flatnonzero(~batch.history.active).tolist()
-            if batch.stats.sequences[batch.numbers[b]].stop_reason != "error"
+            if batch.stats.sequences[batch.sequences.numbers[b]].stop_reason != "error"
         ]  # fmt: skip
-        if batch is None or len(joining) > len(ended) or 2 * wanted <= len(batch.numbers):
+        if batch is None or len(joining) > len(ended) or 2 * wanted <= len(batch.sequences.numbers):
             return self._of_size(batch, joining)
         for b, alone in zip(ended, joining, strict=False):
             batch.adopt(b, alone, 0)
@@ -372,7 +374,7 @@ class _Prompts:
         if batch is not None:
             running = np.flatnonzero(batch.history.active).tolist()
             moved = [*((batch, index) for index in running), *moved]
-        call = merged([session.calls[index] for session, index in moved])
+        call = merged([session.sequences.calls[index] for session, index in moved])
         resized = _begin_like(self.like, call, 0)
         for b, (other, index) in enumerate(moved):
             resized.adopt(b, other, index)
@@ -393,7 +395,7 @@ def _share_prefix(alone: Session, others: list[Session]) -> None:
     """
     if not alone.first_round or (alone.drafter_call is not None and alone.drafter_call.kept_states):
         return
-    prompt = alone.history.tokens[0, : alone.prompt_lengths[0] - 1]
+    prompt = alone.history.tokens[0, : alone.sequences.prompt_lengths[0] - 1]
     held, best = int(alone.runner.lengths[0]), None
     for other in others:
         for b in np.flatnonzero(other.history.active).tolist():
@@ -421,7 +423,7 @@ def _read(alone: Session, most: float) -> Generator[Step, None, tuple[float, boo
     """
     took = 0.0
     if alone.first_round:
-        begin, end = int(alone.runner.lengths[0]), int(alone.prompt_lengths[0])
+        begin, end = int(alone.runner.lengths[0]), int(alone.sequences.prompt_lengths[0])
         size = end - begin if end - begin <= most else math.ceil(most)
         took = max(size, TOKENS_OF_A_PASS)
         if begin + size < end:
@@ -454,7 +456,6 @@ def _let_drafter_read(alone: Session, size: int) -> bool:
 
 def _begin_like(session: Session, call: Call, seed: Any) -> Session:
     """Another session with the options of a session, for its sequences or those that join."""
-    options = replace(session.options, drafter=session.drafter, tree=None, seed=seed)
-    begun = begin(session.model, call, options, session)
+    begun = begin(session.model, call, session.options, seed, session)
     begun.isolates = True
     return begun

@@ -20,47 +20,17 @@ from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.protocol import to_device
-from specdec_hf.schedules.base import Outcome, Schedule, ScheduleContext, TokenStats
+from specdec_hf.schedules.base import Outcome, Schedule, TokenStats
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.costs import Costs, ExpectedCosts
 from specdec_hf.schedules.measurements import Measurements, recall, remember, what_drafts
-from specdec_hf.schedules.registry import check_takes, make_schedule
-
-
-def begin_schedule(
-    schedule: Schedule, drafter: Drafter | None, context: ScheduleContext
-) -> Schedule:
-    """The schedule of a call, started: this one, or a constant one where nothing is drafted.
-
-    Raises:
-        ValueError: a schedule that does not fit the drafter.
-    """
-    if drafter is None or context.num_assistant_tokens == 0:
-        schedule = make_schedule("constant")
-    else:
-        check_schedule(schedule, drafter)
-    schedule.start(context)
-    return schedule
-
-
-def check_schedule(schedule: Schedule, drafter: Drafter) -> None:
-    """Raises ValueError for a schedule that does not fit the drafter."""
-    has_stats = drafter.draws or drafter.reports_confidence
-    check_takes(drafter.name, schedule, trees=bool(drafter.size), has_stats=has_stats)
 
 
 class DraftLengthPolicy:
     """The schedule and the guard of a call.
 
-    Args:
-        schedule: started.
-        costs: the same as in the context of the schedule; it begins with those of earlier calls.
-        guard: None, True, False or a `BenefitGuard`, as in `generate`.
-        drafter: what drafts; None for plain decoding.
-        rule: acceptance rule.
-        batch_size: number of sequences B.
-        stats: takes notes, and the measured benefit.
-        clock: measurements outlive the call only where this is the real time.
+    The schedule is started, and its costs, which begin with those of earlier calls, are ``costs``.
+    What is measured outlives the call only where the clock gives the real time.
     """
 
     def __init__(
@@ -102,12 +72,7 @@ class DraftLengthPolicy:
         )
 
     def begin(self, cost: Cost, expected_benefit: float | None, budget: int) -> None:
-        """Learn what drafting is expected to cost and to give.
-
-        Args:
-            cost, expected_benefit: of the drafter's `State`.
-            budget: most new tokens of a sequence.
-        """
+        """Learn what drafting costs and gives by the drafter's `State`; ``budget`` is in tokens."""
         costs, self.expected_benefit = self.costs, expected_benefit
         earlier = self._earlier_measurements()
         if costs.measured:
@@ -168,7 +133,7 @@ class DraftLengthPolicy:
         """[B], how many tokens of a checked draft are verified."""
         assert draft.counts is not None
         assert self.drafter is not None
-        counts = np.minimum(draft.counts, self._limits)
+        counts = draft.counts
         if self.asked or not self.schedule.reads_token_stats:
             return counts
         absent = np.arange(draft.tokens.shape[1]) >= draft.counts[:, None]

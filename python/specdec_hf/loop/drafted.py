@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafting.checks import ask, cut_chains
+from specdec_hf.drafting.checks import cut_chains, propose_checked
 from specdec_hf.drafting.context import Candidates
 from specdec_hf.drafting.drafter import Draft, Rejections, Round
 from specdec_hf.loop.commit import DraftCounts, Taken
@@ -34,7 +34,7 @@ from specdec_kernels import (
 )
 
 
-class Drafted:
+class DraftedRound:
     """The draft of one round; without `propose` it is empty.
 
     Attributes:
@@ -54,13 +54,16 @@ class Drafted:
         self.draft: Draft | None = None
 
     def propose(self, limits: NDArray[np.int64]) -> None:
-        """Ask the drafter for up to ``limits[b]`` tokens, or levels of a tree."""
+        """Ask the drafter for up to ``limits[b]`` tokens, or levels of a tree, and cut its draft.
+
+        Whether a token is drafted depends on those before it, and not on itself.
+        """
         session = self.session
         drafter, state, call = session.drafter, session.state, session.drafter_call
         assert drafter is not None
         assert state is not None
         assert call is not None
-        draft = ask(drafter, state, session.history.shown(), limits, call)
+        draft = propose_checked(drafter, state, session.history.shown(), limits, call)
         if draft is None:
             return
         tokens = draft.tokens
@@ -70,22 +73,10 @@ class Drafted:
             if not counts.any():
                 return
             tokens = cut_chains(draft, counts)
-            if session.call.encoded is not None:
-                tokens = self._cut_at_padding(tokens)
-        ends = [sorted(call.eos) for call, _ in session.calls]
+        skipped = session.ids_without_position
+        ends = [[*sorted(call.eos), *skipped] for call, _ in session.sequences.calls]
         tokens = without_drafts_behind_ends(tokens, draft.parents, ends, draft.depth)
         self.tokens, self.draft = tokens.to(session.model.device, non_blocking=True), draft
-
-    def _cut_at_padding(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Chains end at a token of padding where the decoder takes positions from it."""
-        encoded = self.session.call.encoded
-        assert encoded is not None
-        if encoded.padding_id is None:
-            return tokens
-        # Whether a token is drafted depends on those before it, and not on itself.
-        last = to_device(self.session.history.last(1), tokens.device)
-        before = torch.cat([last, tokens[:, :-1]], dim=1) == encoded.padding_id
-        return tokens.masked_fill(before.cumsum(dim=1) > 0, -1)
 
     def forward(self) -> torch.Tensor:
         """The target's logits [B, N+1, V] after the last committed token and after each draft."""
@@ -132,7 +123,7 @@ class Drafted:
         positions = to_device(self.lengths, session.model.device)
         if not session.drafts_trees:
             verify: Callable[..., Verdict] = verify_chain
-            if session.ablate == "residual":
+            if session.options.ablate == "residual":
                 verify = verify_without_residual
             elif session.rule == CUSTOM_RULE:
                 verify = self._own_rule().verify_chain
@@ -142,10 +133,10 @@ class Drafted:
                 self.distribution,
                 rule=cast(Rule, session.rule),
                 **session.sampling.to_dict(),
-                **session.rule_parameters,
-                seeds=session.seeds,
+                **session.plan.rule_parameters,
+                seeds=session.sequences.seeds,
                 positions=positions,
-                with_accept_probs=session.trace is not None,
+                with_accept_probs=session.options.trace is not None,
             )
             extra = [self.tokens]
         else:
@@ -161,8 +152,8 @@ class Drafted:
                 rule=cast(TreeRule, "target_only" if plain else session.rule),
                 draft_rows=None if draft is None else draft.draft_rows,
                 **session.sampling.to_dict(),
-                **({} if plain else session.rule_parameters),
-                seeds=session.seeds,
+                **({} if plain else session.plan.rule_parameters),
+                seeds=session.sequences.seeds,
                 positions=positions,
                 max_depth=0 if draft is None else draft.depth,
                 with_accept_probs=True,
@@ -176,7 +167,7 @@ class Drafted:
 
     def _own_rule(self) -> Verifier:
         session = self.session
-        return Verifier(session.options.rule, session.history.active, session.numbers)
+        return Verifier(session.options.rule, session.history.active, session.sequences.numbers)
 
     def count(self, taken: Taken) -> DraftCounts:
         """How much was drafted for each sequence, up to the end of its text."""
@@ -201,7 +192,7 @@ class Drafted:
             children, drafted[b], depths[b] = _children(
                 nodes, parents[b].tolist(), range(len(nodes)) if apart else nodes, end
             )
-            stats = self.session.stats.sequences[self.session.numbers[b]]
+            stats = self.session.stats.sequences[self.session.sequences.numbers[b]]
             for depth, node in enumerate([*steps, None]):
                 siblings = children.get(names[:depth], [])
                 listed = _trials(siblings, nodes, reached[b], node)
@@ -252,8 +243,7 @@ def without_drafts_behind_ends(
 ) -> torch.Tensor:
     """The drafted tokens [B, N], -1 where a token before one on its path ends the sequence.
 
-    Plain decoding never reaches such a place, so nothing may be asked about it. Whether a draft is
-    absent depends on those before it and not on itself, as lossless verification needs.
+    Plain decoding never reaches such a place, so nothing may be asked about it.
 
     Args:
         tokens: [B, N] of chains or trees, on any device; the host does not wait for it.

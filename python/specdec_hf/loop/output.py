@@ -80,7 +80,7 @@ def finish(session: Session) -> SpecOutput:
     end(session)
     sequences = np.full((batch_size, columns + longest), session.call.pad, dtype=np.int64)
     logprobs = np.zeros((batch_size, longest), dtype=np.float32)
-    for b, values in enumerate(session.logprobs):
+    for b, values in enumerate(session.sequences.logprobs):
         ids = session.padded_ids(b)
         sequences[b, : len(ids)] = ids
         logprobs[b, : len(values)] = values
@@ -100,7 +100,7 @@ def end(session: Session) -> None:
     """Let the drafter and the schedule learn that all sequences have ended."""
     if session.state is not None:
         session.state.end(session.history.shown())
-    session.stats.total_seconds = session.clock() - session.started
+    session.stats.total_seconds = session.options.clock() - session.plan.started
     session.length_policy.finish()
 
 

@@ -1,34 +1,39 @@
 """The plan of a call: everything that is decided before anything of it runs.
 
-Where no drafter is named, "auto", a tree of everything that the library can draft for the model
-comes first. Where the call or the model refuses trees, the suffix automaton drafts chains, and
-where it refuses drafts, plain decoding answers. So "auto" raises only where plain decoding does
-too. Each candidate is planned whole, and the first plan that is not refused is carried out.
+Each choice that drafter "auto" tries is planned whole, and the first plan that is not refused is
+carried out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import Refused, did_you_mean, shown
-from specdec_hf.drafters.copying import SuffixAutomatonDrafter
+from specdec_hf.arguments import Refused, did_you_mean
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.checks import describe
 from specdec_hf.drafting.drafter import Drafter, drafts_trees, lossy_rules_of, rules_of
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.heads.auto import AutoDrafter
-from specdec_hf.loop.draft_length import begin_schedule, check_schedule
+from specdec_hf.loop.draft_choice import (
+    DraftChoice,
+    asked_choice,
+    default_chains,
+    default_tree,
+    nothing,
+    why_nothing_is_drafted,
+    with_rule_of_ablation,
+)
 from specdec_hf.loop.own_rule import check_takes, name_of, rule_of_drafts
-from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options, rule_name, rule_parameters
+from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options, rule_parameters
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import sequence_seeds
-from specdec_hf.rules import CUSTOM_RULE, LOSSY_RULES, is_lossy, text_depends_on_drafts
+from specdec_hf.rules import CUSTOM_RULE, LOSSY_RULES, text_depends_on_drafts
 from specdec_hf.runner.choose import ChosenCache, check_kind, choose_cache
 from specdec_hf.runner.comparison import coarse_arithmetic
 from specdec_hf.runner.forwards import compiles_on, pack_for
@@ -36,56 +41,67 @@ from specdec_hf.runner.packed.twin import PackedStats, PackedTwin
 from specdec_hf.runner.protocol import CacheRequest, Lengths, Prompt, context_length, vocab_size_of
 from specdec_hf.schedules.base import Schedule, ScheduleContext
 from specdec_hf.schedules.costs import SHARE_ON_DEVICE, Costs, ExpectedCosts
+from specdec_hf.schedules.heuristic import ConstantSchedule
+from specdec_hf.schedules.registry import check_takes as check_schedule
 from specdec_hf.schedules.registry import make_schedule
 
 Packing = tuple[PackedTwin | None, PackedStats | None]
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Plan:
     """What is known of a call before anything runs.
 
     Attributes:
-        options: those of the call with the drafter chosen; rule and cache may be "auto".
+        choice: what drafts, as a drafter; its rule may be "auto".
         rule: its name, that of `CUSTOM_RULE` for a function of the caller.
-        rule_parameters: those of the ops that belong to the rule.
-        lossless: whether the text is sure to be as the target alone would write it.
-        started: when the call began, by the clock of the options.
-        lengths: [B], tokens of each prompt.
+        started: when the call, or the batch that it joins, began by the clock of the options.
         budgets: [B], most new tokens of each sequence.
         seeds: of each sequence.
         schedule: started.
         costs: those that the schedule reads.
-        draft_size: most drafted tokens of a sequence in one round.
         request: what is asked of the cache.
         chosen: the kind of the cache; None where the model's own prefill decides it.
         packing: the packed twin of the model, and what was packed; see `pack_for`.
-        notes: on these choices.
+        notes: on what was chosen.
     """
 
     model: Any
     call: Call
     options: Options
-    drafter: Drafter | None
+    choice: DraftChoice
     rule: str
-    rule_parameters: dict[str, Any]
-    lossless: bool
     started: float
-    lengths: Lengths
     budgets: NDArray[np.int64]
     seeds: list[int]
     schedule: Schedule
     costs: Costs
-    draft_size: int
     request: CacheRequest
     chosen: ChosenCache | None
     packing: Packing
     notes: list[str]
 
+    @cached_property
+    def lengths(self) -> Lengths:
+        """[B], tokens of each prompt."""
+        lengths: Lengths = self.call.mask.sum(axis=1).astype(np.int64)
+        return lengths
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """What drafts."""
+        drafter: Drafter | None = self.choice.drafter
+        return drafter
+
     @property
     def drafts_trees(self) -> bool:
         """Whether drafts are verified as trees."""
         return drafts_trees(self.drafter)
+
+    @cached_property
+    def rule_parameters(self) -> dict[str, Any]:
+        """The arguments of the ops that belong to the rule."""
+        return rule_parameters(self.options)
 
     @property
     def rule_of_drafts(self) -> str:
@@ -93,6 +109,19 @@ class Plan:
         if self.rule != CUSTOM_RULE:
             return self.rule
         return rule_of_drafts(rules_of(self.drafter), trees=self.drafts_trees)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the text is sure to be as the target alone would write it."""
+        lossy = self.drafter is not None and bool(_lossy_notes(self.options, self.rule))
+        return not lossy and self.rule != CUSTOM_RULE
+
+    @property
+    def draft_size(self) -> int:
+        """Most drafted tokens of a sequence in one round."""
+        if self.drafter is not None and self.drafts_trees:
+            return self.drafter.size
+        return max(draft_length(self.choice), self.schedule.max_draft)
 
     @property
     def max_length(self) -> int:
@@ -104,190 +133,121 @@ class Plan:
         return torch.tensor(self.seeds, dtype=torch.int64, device=self.model.device)
 
 
-def make_plan(model: Any, call: Call, options: Options, packing: Packing | None = None) -> Plan:
+def make_plan(
+    model: Any, call: Call, options: Options, seed: Any = None, joins: Plan | None = None
+) -> Plan:
     """The plan of a call without beams.
 
     The choice of the drafter depends on the call, the model and the options, never on a clock.
 
     Args:
-        model: the target.
-        call, options: not changed.
-        packing: of the model in a call that runs; None packs what has changed.
+        model, call, options, seed: as in `begin`.
+        joins: of the batch that the sequences will join, which drafts and is packed so; or None.
 
     Raises:
         TypeError: a drafter or seed of a wrong type.
         ValueError: prompt longer than the context, drafter that does not fit, bad option.
     """
-    options = _with_rule_of_ablation(call, options)
-    planner = _Planner(model, call, options, packing)
-    if options.drafter != AUTO or options.tree is not None:  # only drafters serve ``tree``
-        return planner.plan(options)
-    reason = _why_nothing_is_drafted(call, options)
-    if reason is None:
+    if joins is None:
+        asked = asked_choice(options, call.assistant)
+    else:
+        asked = replace(joins.choice, tree=None, notes=())
+    asked = with_rule_of_ablation(call, options, asked)
+    planner = _Planner(model, call, options, asked, seed, joins)
+    if asked.drafter != AUTO or asked.tree is not None:  # only drafters serve ``tree``
+        return planner.plan(asked)
+    reason = why_nothing_is_drafted(call, asked)
+    for choose in (default_tree, default_chains) if reason is None else ():
         try:
-            return planner.plan(
-                *_with_usable_head(model, _with_tree(call, options)), cache=options.cache
-            )
+            return planner.plan(choose(model, call, asked, reason))
         except (Refused, ImportError) as error:  # the native module of the suffix automaton
             reason = str(error)
-        try:
-            chains = _with_chains(call, options)
-            drafts = f"drafts chains with {chains.drafter.name}"
-            if chains.rule != options.rule:
-                drafts += f" and rule {chains.rule!r}"
-            return planner.plan(chains, [f"drafter {AUTO!r} {drafts}: {reason}"])
-        except (Refused, ImportError) as error:
-            reason = str(error)
-    return planner.plan(*_without_drafts(options, reason))
-
-
-def _with_rule_of_ablation(call: Call, options: Options) -> Options:
-    """The residual of chains is a part of rule token.
-
-    Raises:
-        ValueError: another rule, or a call that draws no recovered token.
-    """
-    if options.ablate is None:
-        return options
-    if not call.do_sample:
-        raise ValueError(
-            f"ablate={options.ablate!r} needs do_sample=True: greedy decoding draws no token"
-        )
-    if options.rule not in ("auto", "token"):
-        raise ValueError(
-            f"rule must be 'auto' or 'token' with ablate={options.ablate!r}, "
-            f"got {shown(options.rule)}"
-        )
-    return replace(options, rule="token")
-
-
-def plain_beams(call: Call, options: Options) -> tuple[Options, list[str]]:
-    """The options of a beam search without "auto", and notes."""
-    assert call.beams is not None
-    if options.drafter != AUTO or options.tree is not None:
-        return options, []
-    return _without_drafts(options, f"num_beams={call.beams.num_beams} needs a draft model")
-
-
-def _without_drafts(options: Options, reason: str) -> tuple[Options, list[str]]:
-    return replace(options, drafter=None), [f"drafter {AUTO!r} drafts nothing: {reason}"]
-
-
-def _why_nothing_is_drafted(call: Call, options: Options) -> str | None:
-    if options.num_assistant_tokens == 0:
-        return "num_assistant_tokens is 0"
-    if call.prefill is None:
-        return None
-    names = ", ".join(call.prefill.names)
-    return f"whether drafts fit {names} is known after the prompt only; name a drafter to try"
-
-
-def _with_tree(call: Call, options: Options) -> Options:
-    # Optimal goes by the clock, on which the text of a lossy rule would depend.
-    lossy = is_lossy(rule_name(options)) and call.do_sample
-    schedule = options.num_assistant_tokens_schedule or ("constant" if lossy else "optimal")
-    return replace(options, drafter=AutoDrafter(), num_assistant_tokens_schedule=schedule)
-
-
-def _with_usable_head(model: Any, options: Options) -> tuple[Options, list[str]]:
-    """The same trees of copied text alone, and a note, where the model's head cannot be used."""
-    try:
-        options.drafter.has_head(model)
-    except ValueError as error:
-        note = f"drafter {AUTO!r} drafts without the model's head: {error}"
-        return replace(options, drafter=AutoDrafter(head=False)), [note]
-    return options, []
-
-
-def _with_chains(call: Call, options: Options) -> Options:
-    """Rule match leaves the text to the seed alone, so that the benefit guard may pause drafting.
-
-    Copied tokens are accepted as often under it as under token.
-    """
-    sampled = rule_name(options) == "auto" and call.do_sample
-    return replace(
-        options, drafter=SuffixAutomatonDrafter(), rule="match" if sampled else options.rule
-    )
+    return planner.plan(nothing(asked, reason))
 
 
 class _Planner:
-    """What all candidates of a call share, and the plan of each."""
+    """What all choices for a call share, and the plan of each."""
 
-    def __init__(self, model: Any, call: Call, options: Options, packing: Packing | None) -> None:
-        self.model, self.call, self.given = model, call, options
-        self.started = options.clock()
+    def __init__(
+        self,
+        model: Any,
+        call: Call,
+        options: Options,
+        asked: DraftChoice,
+        seed: Any,
+        joins: Plan | None,
+    ) -> None:
+        self.model, self.call, self.options, self.asked = model, call, options, asked
+        self.seed = options.seed if seed is None else seed
+        self.started = options.clock() if joins is None else joins.started
         self.lengths, self.budgets = token_budgets(model, call)
-        self.seeds: list[int] | None = None
-        self.packing = packing or pack_for(model, options.compile)
+        self.packing = pack_for(model, options.compile) if joins is None else joins.packing
         self.twin, _ = self.packing
 
-    def plan(self, options: Options, notes: Sequence[str] = (), cache: str | None = None) -> Plan:
-        """The plan with a drafter.
+    @cached_property
+    def seeds(self) -> list[int]:
+        """Of each sequence; a call that is refused draws none."""
+        call = self.call
+        return sequence_seeds(
+            self.seed, len(call.mask), do_sample=call.do_sample,
+            num_return_sequences=call.num_return_sequences,
+        )  # fmt: skip
 
-        Args:
-            options: those of the call with the drafter chosen; rule and cache may be "auto".
-            notes: on the choice of the drafter.
-            cache: the kind that trees are to have, "spec" where it is not given.
-
-        Raises:
-            Refused, ImportError: the call or the model does not go with the drafter.
-            ValueError: another fault, of an argument.
-        """
-        model, call, lengths = self.model, self.call, self.lengths
+    def plan(self, choice: DraftChoice) -> Plan:
+        """The plan with a choice; raises Refused or ImportError where its drafter cannot serve."""
+        model, call, options, lengths = self.model, self.call, self.options, self.lengths
         drafter = resolve_drafter(
-            options.drafter, options.tree, model, call.assistant.target_tokenizer
+            choice.drafter, choice.tree, model, call.assistant.target_tokenizer
         )
         trees = drafts_trees(drafter)
+        # A tree that is asked for is drafted on a cache that could not be measured, too.
+        cache = "spec" if trees and choice is self.asked else options.cache
+        choice = replace(choice, drafter=drafter)
         if trees and options.ablate is not None:
             raise Refused(
                 f"ablate={options.ablate!r} is for chains, got trees of {describe(drafter)}"
             )
         rule = resolve_rule(
-            options.rule, call.do_sample, rules_of(drafter), lossy_rules_of(drafter),
+            choice.rule, call.do_sample, rules_of(drafter), lossy_rules_of(drafter),
             trees=None if drafter is None else trees,
         )  # fmt: skip
-        parameters = rule_parameters(options)
-        remarks = [] if drafter is None else _lossy_notes(options, rule, parameters)
-        lossless = not remarks and rule != CUSTOM_RULE
-        asked = options.num_assistant_tokens_schedule
+        remarks = [] if drafter is None else _lossy_notes(options, rule)
+        asked = choice.num_assistant_tokens_schedule
         schedule = make_schedule("constant" if asked is None else asked)
-        _check_options(model, call, options, drafter, schedule)
+        if drafter is None or draft_length(choice) == 0:
+            schedule = ConstantSchedule()
+        _check_options(model, call, options, choice, schedule)
         request = CacheRequest(
-            len(call.mask), (cache or "spec") if trees else options.cache,
-            drafts=drafter is not None, tree=trees, self_check=options.self_check,
-            prompt=Prompt(call.prompt_ids, call.mask), encoded=call.encoded,
+            len(call.mask), cache, drafts=drafter is not None, tree=trees,
+            self_check=options.self_check, prompt=Prompt(call.prompt_ids, call.mask),
+            encoded=call.encoded,
         )  # fmt: skip
         chosen = None if call.prefill is not None else choose_cache(model, request, self.twin)
-        if drafter is not None and options.num_assistant_tokens == 0:
+        if drafter is not None and choice.num_assistant_tokens == 0:
             remarks.append(
                 "nothing is drafted: num_assistant_tokens is 0; drafter=None does without a drafter"
             )
         exact = has_exact_text(model, chosen, self.twin)
-        chose_clock = self.given.num_assistant_tokens_schedule is not None and schedule.reads_clock
-        by_clock = bool(self.given.guard) or chose_clock
+        chose_clock = self.asked.num_assistant_tokens_schedule is not None and schedule.reads_clock
+        by_clock = bool(options.guard) or chose_clock
         costs = costs_of(model, rule, lengths, exact=exact, by_clock=by_clock)
-        schedule, draft_size = _begun(model, call, options, drafter, schedule, costs)
-        if self.seeds is None:
-            self.seeds = sequence_seeds(
-                options.seed,
-                len(call.mask),
-                do_sample=call.do_sample,
-                num_return_sequences=call.num_return_sequences,
-            )
+        schedule.start(
+            ScheduleContext(len(lengths), draft_length(choice), vocab_size_of(model), trees, costs)
+        )
         if drafter is not None and not exact:
             remarks += timing_notes(model, rule, costs)
         return Plan(
-            model, call, options, drafter, rule, parameters, lossless, self.started, lengths,
-            self.budgets, self.seeds, schedule, costs, draft_size, request, chosen, self.packing,
-            [*notes, *remarks],
+            model, call, options, choice, rule, self.started, self.budgets, self.seeds, schedule,
+            costs, request, chosen, self.packing, [*choice.notes, *remarks],
         )  # fmt: skip
 
 
-def _lossy_notes(options: Options, rule: str, parameters: dict[str, Any]) -> list[str]:
+def _lossy_notes(options: Options, rule: str) -> list[str]:
     """What may make the text of drafts another than the target's own; empty where nothing does."""
     notes = []
     if rule in LOSSY_RULES:
-        values = " and ".join(f"{name}={value:g}" for name, value in parameters.items())
+        parameters = rule_parameters(options).items()
+        values = " and ".join(f"{name}={value:g}" for name, value in parameters)
         notes.append(
             f"rule {rule!r} with {values} is lossy: the text need not be as the target's own"
         )
@@ -314,14 +274,9 @@ def resolve_rule(
 ) -> str:
     """The acceptance rule of a call.
 
-    Args:
-        rule: what the caller asked for. "auto" is greedy without sampling, else the first rule
-            that the drafter supports. Without sampling "typical" decides as greedy does, and is
-            called so. A function is called `CUSTOM_RULE`.
-        do_sample: whether the call samples.
-        supported: the lossless rules that the drafter's drafts can be verified with, best first.
-        lossy: the others that they can be, which must be asked for.
-        trees: whether the drafts are trees; None where nothing is drafted.
+    "auto" is greedy without sampling, else the first rule that the drafter supports. Without
+    sampling "typical" decides as greedy does, and is called so. A function is called `CUSTOM_RULE`.
+    ``trees`` is None where nothing is drafted.
 
     Raises:
         ValueError: another rule, or greedy verification of sampled text, which is not lossless.
@@ -349,9 +304,10 @@ def resolve_rule(
 
 
 def _check_options(
-    model: Any, call: Call, options: Options, drafter: Drafter | None, schedule: Schedule
+    model: Any, call: Call, options: Options, choice: DraftChoice, schedule: Schedule
 ) -> None:
     """Raises ValueError for options that do not go together, by name."""
+    drafter: Drafter | None = choice.drafter
     if options.num_assistant_beams is not None:
         raise ValueError(
             f"num_assistant_beams must be None without num_beams, got {options.num_assistant_beams}"
@@ -369,17 +325,16 @@ def _check_options(
             f"got True with {describe(drafter)}"
         )
     check_kind(options.cache)
-    if drafter is not None and trees:
+    if drafter is not None:
         # First, because the command line gives a number of tokens beside a schedule.
-        check_schedule(schedule, drafter)
-        _check_tree_options(options)
-
-
-def _check_tree_options(options: Options) -> None:
-    if options.num_assistant_tokens is not None:
+        has_stats = drafter.draws or drafter.reports_confidence
+        check_schedule(drafter.name, schedule, trees=trees, has_stats=has_stats)
+    if not trees:
+        return
+    if choice.num_assistant_tokens is not None:
         raise Refused(
             "num_assistant_tokens must not be given with a drafter of trees, which says what is "
-            f"drafted, got {options.num_assistant_tokens}"
+            f"drafted, got {choice.num_assistant_tokens}"
         )
     if options.cache not in ("auto", "spec"):
         raise Refused(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
@@ -401,14 +356,7 @@ def costs_of(model: Any, rule: str, lengths: Lengths, *, exact: bool, by_clock: 
 
     Where the text depends on how much is drafted, a clock decides only for callers who ask for it.
     Where that is so by the rule, the guard never waits by itself, and its notes may come from a
-    clock.
-
-    Args:
-        model: the target.
-        rule: acceptance rule.
-        lengths: [B], tokens of each prompt.
-        exact: `has_exact_text`.
-        by_clock: whether the caller asks for a clock: by a guard, or a schedule that reads one.
+    clock. ``exact`` is `has_exact_text`, and ``by_clock`` whether the caller asks for a clock.
     """
     if exact or by_clock or text_depends_on_drafts(rule):
         return Costs()
@@ -431,27 +379,13 @@ def timing_notes(model: Any, rule: str, costs: Costs) -> list[str]:
     ]
 
 
-def _begun(
-    model: Any,
-    call: Call,
-    options: Options,
-    drafter: Drafter | None,
-    schedule: Schedule,
-    costs: Costs,
-) -> tuple[Schedule, int]:
-    """The schedule of the call, started, and the most drafted tokens of a sequence in one round."""
-    trees = drafts_trees(drafter)
-    if drafter is not None and trees:
-        length, size = drafter.depth, drafter.size
-    else:
-        number = options.num_assistant_tokens
-        length = size = DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
-    schedule = begin_schedule(
-        schedule,
-        drafter,
-        ScheduleContext(len(call.mask), length, vocab_size_of(model), trees, costs),
-    )
-    return schedule, size if trees else max(size, schedule.max_draft)
+def draft_length(choice: DraftChoice) -> int:
+    """How many tokens a round drafts as the caller asks for them, or the depth of the trees."""
+    drafter: Drafter | None = choice.drafter
+    if drafter is not None and drafter.size:
+        return drafter.depth
+    number = choice.num_assistant_tokens
+    return DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
 
 
 def token_budgets(model: Any, call: Call) -> tuple[Lengths, Lengths]:

@@ -93,7 +93,7 @@ def process_logits(
                 continue
             prefix = np.append(prefixes[parent], token)
             with isolated(b, n + 1):
-                if not reason_to_end(*session.calls[b], prefix, device):
+                if not reason_to_end(*session.sequences.calls[b], prefix, device):
                     process(b, n + 1, prefix)
                     prefixes[n] = prefix
         out_of_order = session.drafter is not None or len(processors) > 1
@@ -101,14 +101,14 @@ def process_logits(
             root = to_device(prefixes[-1], device)
             answer = Answer(root, logits[b, 0], processed[b, 0])
             with isolated(b, slice(None)):
-                check_answer(processors[b], session.answers, session.numbers[b], answer)
+                check_answer(processors[b], session.answers, session.sequences.numbers[b], answer)
     return processed, errors
 
 
 def _greedy(session: Session) -> list[bool]:
     """[B], whether a sequence takes a likeliest token of each row and no other."""
     temperature, top_k = (
-        torch.as_tensor(value, device="cpu").expand(len(session.numbers)).tolist()
+        torch.as_tensor(value, device="cpu").expand(len(session.sequences.numbers)).tolist()
         for value in (session.sampling.temperature, session.sampling.top_k)
     )
     lossless = not is_lossy(session.rule)

@@ -7,7 +7,7 @@ Terms:
 - round: one forward of the target over the pending token and the drafts of every sequence. It emits
   the accepted drafts, then the recovered token after a rejection or else the bonus token.
 - chain: drafts that follow one another. Tree: drafts with several continuations of one prefix.
-  `Drafted` knows them apart; everything else, the commit above all, is the same for both.
+  `DraftedRound` knows them apart; everything else, the commit above all, is the same for both.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 from specdec_hf.drafting.context import Candidates
 from specdec_hf.drafting.drafter import Rejections
 from specdec_hf.loop.commit import DraftCounts, Taken, commit, cut, read_verdict
-from specdec_hf.loop.drafted import Drafted
+from specdec_hf.loop.drafted import DraftedRound
 from specdec_hf.loop.processors import process_ended, process_logits
 from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, TracedRound
-from specdec_hf.loop.top_logprobs import add_top_logprobs
 from specdec_hf.runner.protocol import rereads_at_rope_switch, to_device, tokens_before_rope_switch
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree, TreeVerdict, Verdict
@@ -36,10 +35,10 @@ from specdec_kernels import Tree, TreeVerdict, Verdict
 @torch.inference_mode()
 def step(session: Session) -> list[Step]:
     """Run one round; returns what it appended to each sequence that was still active."""
-    phases = Phases(session.clock, session.runner)
+    phases = Phases(session.options.clock, session.runner)
     if _reads_again(session) and session.runner.has_slots:
         session.runner.truncate(np.zeros_like(session.runner.lengths))  # others do it themselves
-    before, drafted = _Before(session), Drafted(session)
+    before, drafted = _Before(session), DraftedRound(session)
     with phases("draft"):
         limits = draft_limits(session)
         if limits.any():
@@ -72,26 +71,26 @@ def step(session: Session) -> list[Step]:
         _record_round(session, before, phases, counts, taken, width=raw.shape[1] - 1)
     indices = np.flatnonzero(before.active).tolist()
     for b, made in zip(indices, steps, strict=True):
-        call, index = session.calls[b]
+        call, index = session.sequences.calls[b]
         count = call.num_top_logprobs[index] if call.num_top_logprobs else None
         if count is not None:
-            add_top_logprobs(made, count, b, logits, verdict)
-    if session.trace is not None:
-        session.trace(_traced(session, before, drafted, logits, verdict, steps))
+            _add_top_logprobs(made, count, b, logits, verdict)
+    if session.options.trace is not None:
+        session.options.trace(_traced(session, before, drafted, logits, verdict, steps))
     return steps
 
 
 def _traced(
     session: Session,
     before: _Before,
-    drafted: Drafted,
+    drafted: DraftedRound,
     logits: torch.Tensor,
     verdict: Verdict | TreeVerdict,
     steps: list[Step],
 ) -> TracedRound:
     draft = drafted.draft
     traced = TracedRound(
-        session.rule, session.seeds, drafted.lengths, logits, drafted.tokens,
+        session.rule, session.sequences.seeds, drafted.lengths, logits, drafted.tokens,
         drafted.distribution, verdict.accept_probs, steps,
         indices=np.flatnonzero(before.active).tolist(),
     )  # fmt: skip
@@ -100,6 +99,22 @@ def _traced(
     return replace(
         traced, parents=drafted.layout.parents, path=verdict.path, draft_rows=draft.draft_rows
     )
+
+
+def _add_top_logprobs(
+    step: Step, count: int, index: int, logits: torch.Tensor, verdict: Verdict | TreeVerdict
+) -> None:
+    """Fill `Step.top_logprobs` with the ``count`` likeliest tokens, given logits [B, N+1, V]."""
+    # Row 0 is that of the first token of a chain. Row n+1 of a tree is that behind node n.
+    chosen = list(range(len(step.tokens)))
+    if isinstance(verdict, TreeVerdict):
+        path = verdict.path[index, : len(step.tokens) - 1].tolist()
+        chosen = [0, *(node + 1 for node in path)]
+    rows = logits[index, chosen].float().log_softmax(dim=-1)
+    likeliest = rows.topk(min(count, rows.shape[-1]), dim=-1)
+    for i, token in enumerate(step.tokens):
+        pairs = zip(likeliest.indices[i].tolist(), likeliest.values[i].tolist(), strict=True)
+        step.top_logprobs.append({token: float(rows[i, token]), **dict(pairs)})
 
 
 class _Before:
@@ -115,11 +130,12 @@ class _Before:
 
 
 def draft_limits(session: Session) -> NDArray[np.int64]:
-    """[B], how deep to draft for each sequence; 0 everywhere in a round without drafts."""
+    """[B], how deep each sequence drafts by budget, context, schedule and guard."""
     if session.drafter is None or session.first_round or _reads_again(session):
-        return np.zeros_like(session.budgets)
+        return np.zeros_like(session.sequences.budgets)
     # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
-    most = np.where(session.history.active, session.budgets - session.new_tokens - 1, 0)
+    most = np.where(session.history.active, session.sequences.budgets - session.new_tokens - 1, 0)
+    most[np.isin(session.history.last(1)[:, 0], session.ids_without_position)] = 0
     return session.length_policy.limits(np.minimum(most, _tokens_before_rope_switch(session, most)))
 
 
@@ -149,7 +165,7 @@ def _tokens_before_rope_switch(session: Session, most: NDArray[np.int64]) -> int
     return room if deepest <= room else 0
 
 
-def _observed(session: Session, drafted: Drafted, logits: torch.Tensor) -> list[torch.Tensor]:
+def _observed(session: Session, drafted: DraftedRound, logits: torch.Tensor) -> list[torch.Tensor]:
     """The integers that `Candidates` is made of, on the device; empty where nobody asks."""
     count = 0 if session.drafter is None else session.drafter.needs.candidates
     if count == 0:
@@ -169,7 +185,7 @@ def _candidates(session: Session, read: list[NDArray[np.int64]]) -> Candidates:
 
 def _rejections(
     before: _Before,
-    drafted: Drafted,
+    drafted: DraftedRound,
     taken: Taken,
     counts: DraftCounts,
     logits: torch.Tensor,
@@ -187,7 +203,7 @@ def _rejections(
 def _record_rows(
     session: Session,
     before: _Before,
-    drafted: Drafted,
+    drafted: DraftedRound,
     taken: Taken,
     raw: torch.Tensor,
     logits: torch.Tensor,
@@ -229,7 +245,7 @@ def _record_round(
     )
     phases.stop()
     made: dict[str, Any] = {
-        "began": phases.began - session.started,
+        "began": phases.began - session.plan.started,
         "drafted": np.where(before.active, counts.drafted, 0).tolist(),
         "accepted": kept.tolist(),
         "emitted": [len(ids) for ids in taken.tokens],

@@ -130,7 +130,8 @@ class Schedule(ABC):
         """How many tokens each sequence drafts in the next round.
 
         Args:
-            most: [B] more than these are never drafted, because the text ends there.
+            most: [B] more than these are never drafted, because the text ends there. The loop cuts
+                what is more, and what is more than ``max_draft``.
         """
 
     def continue_drafting(self, number: int, stats: TokenStats) -> Flags:

@@ -131,7 +131,7 @@ class DraftExitSchedule(Schedule):
         self._rates = np.full(context.batch_size, np.nan)
 
     def lengths(self, most: Lengths) -> Lengths:
-        return np.minimum(self.context.num_assistant_tokens, most)
+        return np.full_like(most, self.context.num_assistant_tokens)
 
     def continue_drafting(self, number: int, stats: TokenStats) -> Flags:
         return stats.probability >= self.thresholds
@@ -196,7 +196,7 @@ class TunedConfidenceSchedule(Schedule):
 
     def lengths(self, most: Lengths) -> Lengths:
         self._begin_round()
-        return np.minimum(self.context.num_assistant_tokens, most)
+        return np.full_like(most, self.context.num_assistant_tokens)
 
     def continue_drafting(self, number: int, stats: TokenStats) -> Flags:
         self._probabilities.append(stats.probability)
@@ -262,7 +262,7 @@ class SpecDecPlusPlusSchedule(Schedule):
 
     def lengths(self, most: Lengths) -> Lengths:
         self._begin_round()
-        return np.minimum(self.context.num_assistant_tokens, most)
+        return np.full_like(most, self.context.num_assistant_tokens)
 
     def continue_drafting(self, number: int, stats: TokenStats) -> Flags:
         self._on &= ~np.isnan(stats.probability)

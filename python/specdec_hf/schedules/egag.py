@@ -61,7 +61,7 @@ class EgagSchedule(Schedule):
         self._most = most
         self._h_norm = np.full(len(most), np.nan)
         self._gamma = np.zeros_like(most)
-        return np.minimum(self.max_draft, most)
+        return np.full_like(most, self.max_draft)
 
     def continue_drafting(self, number: int, stats: TokenStats) -> Flags:
         if number == 0:

@@ -16,7 +16,7 @@ class ConstantSchedule(Schedule):
     joins = True
 
     def lengths(self, most: Lengths) -> Lengths:
-        return np.minimum(self.context.num_assistant_tokens, most)
+        return np.full_like(most, self.context.num_assistant_tokens)
 
 
 MAX_LENGTH = 16
@@ -48,7 +48,7 @@ class HeuristicSchedule(Schedule):
         self._lengths = np.full(context.batch_size, context.num_assistant_tokens, dtype=np.int64)
 
     def lengths(self, most: Lengths) -> Lengths:
-        return np.minimum(self._lengths, most)
+        return self._lengths
 
     def observe(self, outcome: Outcome) -> None:
         change = np.where(outcome.accepted == outcome.drafted, 2, -1)

@@ -99,7 +99,7 @@ class OptimalSchedule(Schedule):
         self._length = self._best = self._measured = min(number, self.max_draft)
 
     def lengths(self, most: Lengths) -> Lengths:
-        return np.minimum(self._length, most)
+        return np.full_like(most, self._length)
 
     def observe(self, outcome: Outcome) -> None:
         if not outcome.drafted.any():

@@ -18,6 +18,7 @@ from specdec_hf.cli.checks import (
     check,
     check_ablated_part,
     check_schedule,
+    complete,
     takes_settings,
 )
 from specdec_hf.cli.options import option
@@ -149,7 +150,8 @@ def _left_out(settings: Settings) -> dict[str, str]:
             if name.startswith("early_exit"):
                 instead = "layers:N has the distribution of early_exit:N"
             failed[name] = f"cannot be analyzed: it runs the target within its rounds; {instead}"
-    settings.drafter = [name for name in dict.fromkeys(settings.drafter) if name not in failed]
+    left = [name for name in dict.fromkeys(settings.drafter) if name not in failed]
+    complete(settings, drafter=left)
     if not settings.drafter:
         fail(_message(failed))
     return failed
@@ -172,9 +174,8 @@ def _check_drafters(settings: Settings, gamma: int) -> list[tuple[Settings, Sour
             settings, drafter=parts, sampling=dict(settings.sampling), num_assistant_tokens=depth
         )
         checked.append((alone, check(alone)))
-    settings.sampling = alone.sampling
-    if settings.tree is not None:
-        settings.tree = alone.tree
+    tree = settings.tree if settings.tree is None else alone.tree
+    complete(settings, sampling=alone.sampling, tree=tree)
     return checked
 
 

@@ -17,7 +17,7 @@ import torch
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.distributions import draft_probs, target_probs
 from specdec_hf.drafting.call import DrafterCall, Drawn, Forwards
-from specdec_hf.drafting.checks import ask, begin_state
+from specdec_hf.drafting.checks import begin_state, propose_checked
 from specdec_hf.drafting.context import Candidates, CommittedStates, History
 from specdec_hf.drafting.drafter import Draft, Drafter, Round, drafts_trees
 from specdec_hf.loop.statistics import SpecStats
@@ -157,7 +157,7 @@ def replay(
     for i, logits in enumerate(text.logits):
         index = text.begin + i
         history = _history(text, index)
-        draft = ask(drafter, state, history, np.array([depth]), call)
+        draft = propose_checked(drafter, state, history, np.array([depth]), call)
         p = target_probs(logits[None], sampling)[0]
         children = [token for token in _children(draft) if token < len(p)]
         yield Position(

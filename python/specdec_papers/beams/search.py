@@ -23,12 +23,12 @@ from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.call import DrafterCall, Forwards
 from specdec_hf.loop.begin import SLOTS_AHEAD, committed_prompts
-from specdec_hf.loop.draft_length import DraftLengthPolicy, begin_schedule
+from specdec_hf.loop.draft_choice import DraftChoice, asked_choice, beam_choice
+from specdec_hf.loop.draft_length import DraftLengthPolicy
 from specdec_hf.loop.output import SpecOutput
 from specdec_hf.loop.plan import (
     costs_of,
     has_exact_text,
-    plain_beams,
     timing_notes,
     token_budgets,
 )
@@ -55,12 +55,13 @@ from specdec_papers.beams.scores import Beams, Rows, drafted_below, log_prob_row
 from specdec_papers.beams.tree import BeamTree, DraftedBeams, Integers, TreeModel, draft_beams
 
 
-def check_beam_options(call: Call, options: Options) -> None:
+def check_beam_options(call: Call, options: Options, choice: DraftChoice) -> None:
     """Raises ValueError for an argument that does not go together with ``num_beams``, by name."""
     assert call.beams is not None
     beams = f"with num_beams={call.beams.num_beams}"
+    values = {**vars(options), **vars(choice)}
     for option in fields(Options):
-        allowed, value = option.metadata["with_beams"], getattr(options, option.name)
+        allowed, value = option.metadata["with_beams"], values[option.name]
         if allowed is not None and value not in allowed:
             listed = " or ".join(map(repr, allowed))
             raise ValueError(f"{option.name} must be {listed} {beams}, got {shown(value)}")
@@ -72,7 +73,7 @@ def check_beam_options(call: Call, options: Options) -> None:
         raise ValueError(f"{', '.join(call.prefill.names)} cannot be given {beams}")
 
 
-def draft_model_of(model: Any, call: Call, options: Options) -> ModelDrafter | None:
+def draft_model_of(model: Any, call: Call, choice: DraftChoice) -> ModelDrafter | None:
     """The draft model of a beam search, None for beams without drafts.
 
     Raises:
@@ -80,7 +81,7 @@ def draft_model_of(model: Any, call: Call, options: Options) -> ModelDrafter | N
         ValueError: another drafter than a model, which has no beams.
     """
     assert call.beams is not None
-    drafter = resolve_drafter(options.drafter, None, model, call.assistant.target_tokenizer)
+    drafter = resolve_drafter(choice.drafter, None, model, call.assistant.target_tokenizer)
     if drafter is None or isinstance(drafter, ModelDrafter):
         return drafter
     raise ValueError(
@@ -89,14 +90,14 @@ def draft_model_of(model: Any, call: Call, options: Options) -> ModelDrafter | N
     )
 
 
-def draft_size(call: Call, options: Options) -> tuple[int, int]:
+def draft_size(call: Call, options: Options, choice: DraftChoice) -> tuple[int, int]:
     """Steps gamma of a draft, and its beam width u.
 
     Raises:
         ValueError: fewer beams than the target has.
     """
     assert call.beams is not None
-    width, number = options.num_assistant_beams, options.num_assistant_tokens
+    width, number = options.num_assistant_beams, choice.num_assistant_tokens
     num_beams = call.beams.num_beams
     if width is not None and width < num_beams:
         raise ValueError(f"num_assistant_beams must be at least {num_beams=}, got {width}")
@@ -119,24 +120,25 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
     """
     assert call.beams is not None
     num_beams = call.beams.num_beams
-    check_beam_options(call, options)
-    options, notes = plain_beams(call, options)
-    call = replace(call, notes=[*call.notes, *notes])
+    choice = asked_choice(options, call.assistant)
+    check_beam_options(call, options, choice)
+    choice = beam_choice(call, choice)
+    call = replace(call, notes=[*call.notes, *choice.notes])
     room = tokens_before_rope_switch(model, int(call.mask.sum(axis=1).max()))
     if rereads_at_rope_switch(model) and room is not None and room < call.max_new_tokens:
         reason = f"after {room} more tokens its plain search reads all beams again"
-        if options.drafter is None:
+        if choice.drafter is None:
             return own_search(model, call, options, reason)
         raise ValueError(
             f"drafter must be None with num_beams={num_beams} for {type(model).__name__}, "
-            f"got {shown(options.drafter)}: {reason}"
+            f"got {shown(choice.drafter)}: {reason}"
         )
-    if options.drafter is None and options.cache == "auto":
+    if choice.drafter is None and options.cache == "auto":
         try:
             choose_cache(model, _request(call, options))
         except Refused as error:
             return own_search(model, call, options, str(error))
-    search = BeamSearch(model, call, options)
+    search = BeamSearch(model, call, options, choice)
     while not search.beams.done:
         search.run_round()
     return search.output()
@@ -192,7 +194,8 @@ class BeamSearch:
     """The state of a beam search from round to round.
 
     Args:
-        model, call, options: as in `beam_search`, with the drafter chosen.
+        model, call, options: as in `beam_search`.
+        choice: what drafts; "auto" is no drafter here.
         make_beams: makes the beams for model, call and steps, which say how a step is made.
     """
 
@@ -201,11 +204,12 @@ class BeamSearch:
         model: Any,
         call: Call,
         options: Options,
+        choice: DraftChoice,
         make_beams: Callable[[Any, Call, int], Beams] = Beams,
     ) -> None:
         assert call.beams is not None
-        drafter = draft_model_of(model, call, options)
-        self.gamma, self.width = draft_size(call, options)
+        drafter = draft_model_of(model, call, choice)
+        self.gamma, self.width = draft_size(call, options, choice)
         self.model, self.call, self.options = model, call, options
         self.started = options.clock()
         lengths, budgets = token_budgets(model, call)
@@ -241,9 +245,8 @@ class BeamSearch:
             self.stats.notes += timing_notes(model, "greedy", costs)
         others = self.beams.width - 1  # a plain round reads all beams
         costs.padded = lambda nodes: nodes + others
-        schedule = begin_schedule(
-            ConstantSchedule(), drafter, ScheduleContext(1, self.gamma, vocab_size, costs=costs)
-        )
+        schedule = ConstantSchedule()
+        schedule.start(ScheduleContext(1, self.gamma, vocab_size, costs=costs))
         self.length_policy = DraftLengthPolicy(
             schedule, costs, options.guard, drafter, model=model, rule="greedy",
             batch_size=len(lengths), stats=self.stats, clock=options.clock,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from specdec_hf.arguments import check_flag, check_integer, check_number, shown
+from specdec_hf.loop.draft_choice import asked_choice
 from specdec_hf.options import Options
 from specdec_hf.request.call import Call
 from specdec_hf.request.entry import prepare_call
@@ -94,7 +95,8 @@ def beam_search_generate(
     def make(model: Any, call: Call, steps: int) -> GnmtBeams:
         return GnmtBeams(model, call, steps, top_k, penalty)
 
-    search = BeamSearch(model, call, Options(drafter=None), make)
+    options = Options(drafter=None)
+    search = BeamSearch(model, call, options, asked_choice(options, call.assistant), make)
     beams = search.beams
     assert isinstance(beams, GnmtBeams)
     while not beams.done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specdec_hf.arguments import check_integer, check_integers
+from specdec_hf.arguments import Refused, check_integer, check_integers
 from specdec_hf.heads.files import checked, checked_flag
 from specdec_hf.heads.pairs.config import PairConfig, decoder_layer, fields_of, layer_like
 
@@ -75,7 +75,7 @@ class HeadConfig(PairConfig):
         """
         layers = self.layers or default_layers(total)
         if len(layers) < DEFAULT_LAYERS and not self.layers:
-            raise ValueError(
+            raise Refused(
                 f"the head reads {DEFAULT_LAYERS} layers of a model of 7 or more, got {total}"
             )
         config = replace(self, layers=layers)
@@ -113,7 +113,7 @@ class HeadConfig(PairConfig):
         """
         layer = decoder_layer(given, dict.fromkeys(_REFUSED, False))
         if _DRAFT_SIZE not in given:
-            raise ValueError(
+            raise Refused(
                 f"config.json of a head must hold {_DRAFT_SIZE}; heads of the first EAGLE, which "
                 "drafter eagle reads, lack it"
             )
@@ -127,16 +127,16 @@ def _layers_of(given: dict[str, Any]) -> tuple[int, ...]:
     """The layers of either spelling, that of vLLM before the other; empty where neither is."""
     other = given.get("eagle_config") or {}
     if not isinstance(other, dict):
-        raise ValueError(f"config.json: eagle_config must be an object, got {other!r}")
+        raise Refused(f"config.json: eagle_config must be an object, got {other!r}")
     if other.get("use_aux_hidden_state") is False:
-        raise ValueError("use_aux_hidden_state of a head must be True, got False")
+        raise Refused("use_aux_hidden_state of a head must be True, got False")
     layers, shift = given.get(_LAYERS), 0
     if layers is None:
         layers, shift = other.get(_LAYERS), 1
     if layers is None:
         return ()
     if not isinstance(layers, list) or not layers:
-        raise ValueError(f"config.json: {_LAYERS} must list integers, got {layers!r}")
+        raise Refused(f"config.json: {_LAYERS} must list integers, got {layers!r}")
     return tuple(checked(_LAYERS, layer, -shift) + shift for layer in layers)
 
 

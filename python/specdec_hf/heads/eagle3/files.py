@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from specdec_hf.arguments import Refused
 from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.files import WEIGHTS, read_config, read_weights, write_head
@@ -87,7 +88,7 @@ def load_head(folder: str | Path) -> Eagle3Head:
     tensors = _renamed(read, _OTHER_LAYER, _LAYER)
     if len(tensors) < len(read):
         twice = sorted(name for name in read.keys() & tensors.keys() if _renamed_too(name, read))
-        raise ValueError(f"{folder / WEIGHTS} holds {', '.join(twice)} in two spellings")
+        raise Refused(f"{folder / WEIGHTS} holds {', '.join(twice)} in two spellings")
     optional = {"t2d"}
     if config.target_hidden_size == config.layer.hidden_size:
         optional |= {OUTPUT, EMBEDDINGS}  # the target's will do
@@ -113,7 +114,7 @@ def from_speculators(given: dict[str, Any]) -> dict[str, Any]:
     check_kind(given, "eagle3")
     layer = decoder_fields(given)
     if "norm_before_residual" not in given:  # the library and vLLM differ in its default
-        raise ValueError("config.json of a head must hold norm_before_residual")
+        raise Refused("config.json of a head must hold norm_before_residual")
     return {**layer, **{name: given[name] for name in (*_OUTER, *_REFUSED) if name in given}}
 
 

@@ -10,6 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specdec_hf.arguments import Refused
 from specdec_hf.heads.files import checked
 from specdec_hf.runner.protocol import vocab_size_of
 
@@ -65,7 +66,7 @@ class PairConfig:
                 the final norm, is not kept.
         """
         if max(self.layers) >= total:
-            raise ValueError(
+            raise Refused(
                 f"the head reads the states after {max(self.layers)} layers, and must read those "
                 f"before the last of the model's {total}"
             )
@@ -143,24 +144,24 @@ def decoder_layer(given: dict[str, Any], refused: dict[str, Any]) -> LlamaConfig
     given = {"num_key_value_heads": given.get("num_attention_heads")} | given
     missing = [name for name in SIZES if name not in given]
     if missing:
-        raise ValueError(f"config.json of a head must hold {', '.join(missing)}")
+        raise Refused(f"config.json of a head must hold {', '.join(missing)}")
     for name in SIZES:
         checked(name, given[name], 1)
     only = {"num_hidden_layers": 1, "hidden_act": "silu", "model_type": "llama", **refused}
     for name, wanted in only.items():
         if (value := given.get(name)) is not None and value != wanted:
-            raise ValueError(f"{name} of a head must be {wanted}, got {value!r}")
+            raise Refused(f"{name} of a head must be {wanted}, got {value!r}")
     epsilon = given.get("rms_norm_eps", 1e-6)
     number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
     if not number or not 0 < epsilon < math.inf:
-        raise ValueError(f"config.json: rms_norm_eps must be above 0, got {epsilon!r}")
+        raise Refused(f"config.json: rms_norm_eps must be above 0, got {epsilon!r}")
     if given.get("head_dim") is not None:
         checked("head_dim", given["head_dim"])
     layer: LlamaConfig = transformers_config(LlamaConfig, {**given, "num_hidden_layers": 1})
     try:
         LlamaRotaryEmbedding(layer)
     except _UNREADABLE as error:
-        raise ValueError(
+        raise Refused(
             "config.json: rope_parameters must be a rotary embedding of Transformers, got "
             f"{layer.rope_parameters}: {_one_line(error)}"
         ) from error
@@ -172,7 +173,7 @@ def transformers_config(kind: Any, fields: dict[str, Any]) -> Any:
     try:
         return kind.from_dict(fields)
     except _UNREADABLE as error:
-        raise ValueError(f"config.json of a head: {_one_line(error)}") from error
+        raise Refused(f"config.json of a head: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from specdec_hf.arguments import Refused
 from specdec_hf.heads.files import check_tensors, draft_tokens
 from specdec_hf.heads.pairs.config import PairConfig
 from specdec_hf.heads.pairs.head import DecoderHead
@@ -118,7 +119,7 @@ def read_vocabulary(head: DecoderHead, tensors: dict[str, torch.Tensor], path: P
     if "d2t" in tensors:
         head.tokens = draft_tokens(tensors["d2t"], whole)
     if "t2d" in tensors and not torch.equal(tensors["t2d"].bool(), _known(head.tokens, whole)):
-        raise ValueError(f"t2d of {path} must mark the tokens of d2t and no others")
+        raise Refused(f"t2d of {path} must mark the tokens of d2t and no others")
     if OUTPUT in tensors:
         head.lm_head, head.own_lm_head = tensors[OUTPUT].float(), True
     if EMBEDDINGS in tensors:
