@@ -24,7 +24,6 @@ from specdec_hf.drafting.drafter import (
 from specdec_hf.drafting.sampling import token_stats
 from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.choose import choose_cache
-from specdec_hf.runner.encoded import Encoded
 from specdec_hf.runner.forwards import compiles_on, pack_for
 from specdec_hf.runner.protocol import (
     CacheRequest,

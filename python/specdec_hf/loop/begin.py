@@ -18,7 +18,6 @@ from specdec_hf.loop.token_outputs import TokenOutputs
 from specdec_hf.options import Options
 from specdec_hf.request.call import Call
 from specdec_hf.runner.forwards import Borrower, compiles_on
-from specdec_hf.runner.handover import import_cache
 from specdec_hf.runner.packed.twin import report_packed
 from specdec_hf.runner.policy import width_of
 from specdec_hf.runner.protocol import Lengths, Runner
@@ -93,6 +92,7 @@ def _make_runner(plan: Plan) -> tuple[Runner, torch.Tensor | None, list[str]]:
     assert plan.chosen is not None
     if call.past is None:
         return plan.chosen.make(capacity), None, plan.chosen.notes
+    from specdec_hf.runner.handover import import_cache  # noqa: PLC0415  # rarely given
 
     return import_cache(plan.chosen, call.past, capacity), None, plan.chosen.notes
 

@@ -40,18 +40,11 @@ PROBES = 3  # tokens that the first call of a kind feeds twice, to compare
 
 @torch.inference_mode()
 def own_prefill(plan: Plan, capacity: int) -> tuple[Runner, torch.Tensor, list[str]]:
-    """Run the model's own prefill and hand its cache to the loop.
+    """A runner whose cache holds the prompt, logits [B, 1, V] of the token that follows, and notes.
 
     The first time that a class and configuration of model has inputs of these names, the logits of
     a few tokens are compared with those of plain forwards, as runner/comparison.py measures. Trees
-    are checked on text.
-
-    Returns:
-        The runner, whose cache holds the whole prompt, logits [B, 1, V] of the token that follows,
-        and notes for the statistics.
-
-    Raises:
-        ValueError: the loop cannot feed this model's later tokens as plain generation does.
+    are checked on text. A ValueError says why the loop cannot go on as plain generation does.
     """
     model, made, request, prompt = plan.model, plan.call.prefill, plan.request, plan.request.prompt
     assert made is not None

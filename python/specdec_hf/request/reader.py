@@ -150,7 +150,7 @@ def _read_inputs(
         if config.output_hidden_states:
             raise ValueError("output_hidden_states=True is not supported for encoder-decoders")
         if num_beams_of(config) == 1:
-            from specdec_hf.request.encoder import read_encoder  # noqa: PLC0415  # rarely asked for
+            from specdec_hf.request.encoder import read_encoder  # noqa: PLC0415  # rare
 
             read = read_encoder(model, kwargs, inputs_tensor, len(ids))
             made["encoded"], made["encoder"] = read

@@ -49,20 +49,15 @@ class CacheKind:
         self, model: Any, capacity: int, request: CacheRequest, past: Cache | None = None,
         policy: ForwardPolicy = AS_THE_MODEL,
     ) -> Runner:  # fmt: skip
-        """A runner with an empty cache.
+        """A runner with an empty cache, or over ``past``, the first columns of the prompt.
 
-        Args:
-            model: the model whose forward will fill the cache.
-            capacity: slots to allocate at first; `SpecCache` grows beyond them.
-            request: what is asked of it.
-            past: a cache of one sequence that holds the first columns of the prompt, or of several
-                for kinds that hold them in one; it will be changed. "spec" takes none.
-            policy: of a `SpecRunner`.
+        Where sequences run separately, only one has a past, and "spec" takes none. The capacity is
+        the slots that a `SpecRunner` allocates at first, and the policy is its own.
         """
         runner, prompt, encoded = self.runner_class(), request.prompt, request.encoded
         if request.batch_size == 1 or not self.runs_separately:
             return runner(model, request.batch_size, prompt=prompt, past=past, encoded=encoded)
-        from specdec_hf.runner.rollback_runner import SeparateRunner  # noqa: PLC0415  # rarely used
+        from specdec_hf.runner.rollback_runner import SeparateRunner  # noqa: PLC0415  # rare
 
         padded = prompt is not None and not bool(prompt.mask.all())
         runners = []
@@ -126,7 +121,7 @@ class AlignedKind(_RollbackKind):
     min_batch_size = 2
 
     def runner_class(self) -> type[PlainRunner]:
-        from specdec_hf.runner.rollback_runner import AlignedRunner  # noqa: PLC0415  # rarely used
+        from specdec_hf.runner.rollback_runner import AlignedRunner  # noqa: PLC0415  # rare
 
         return AlignedRunner
 
@@ -138,7 +133,7 @@ class DynamicKind(_RollbackKind):
     runs_separately = True
 
     def runner_class(self) -> type[PlainRunner]:
-        from specdec_hf.runner.rollback_runner import DynamicRunner  # noqa: PLC0415  # rarely used
+        from specdec_hf.runner.rollback_runner import DynamicRunner  # noqa: PLC0415  # rare
 
         return DynamicRunner
 

@@ -56,15 +56,10 @@ class ChosenCache:
 
 
 def choose_cache(model: Any, request: CacheRequest, twin: PackedTwin | None = None) -> ChosenCache:
-    """The first kind of cache that suits a model.
+    """The first kind of cache that suits a model; a `Refused` names class, caches and reasons.
 
-    Args:
-        model, request: the model whose forward will fill the cache, and what is asked of it.
-        twin: runs in the model's place where its logits over the cache are the model's own, or
-            nothing is to be compared.
-
-    Raises:
-        ValueError: an unknown kind, or no cache suits; the message names class, cache and reason.
+    The twin runs in the model's place where its logits over the cache are the model's own, or
+    nothing is to be compared.
     """
     check_kind(request.kind)
     reasons: dict[str, str] = {}

@@ -33,15 +33,8 @@ from specdec_hf.runner.spec_runner import SpecRunner
 def import_cache(chosen: ChosenCache, past: Any, capacity: int) -> Runner:
     """A runner over a copy of the caller's ``past_key_values``; theirs is not changed.
 
-    Args:
-        chosen: the kind of the cache; its prompt is the whole input.
-        past: a ``DynamicCache`` or `SpecCache` whose columns are the first P columns of the input;
-            of an encoder-decoder an ``EncoderDecoderCache``.
-        capacity: slots to allocate at first.
-
-    Raises:
-        ValueError: another kind of cache, another batch size, a `SpecCache` of other columns, or no
-            token beyond the cache.
+    Its columns are the first of the prompt, of which it lacks one at least. A ValueError says what
+    is wrong with it.
     """
     assert chosen.request.prompt is not None
     model, mask = chosen.model, chosen.request.prompt.mask
@@ -128,12 +121,8 @@ def export_cache(runner: Runner, mask: NDArray[np.bool_]) -> Any:
     """A ``DynamicCache`` whose columns are those of the returned sequences.
 
     It is the model's own cache or state where tokens cannot be moved in that, and None for a batch
-    whose sequences ran one by one or a model without a cache.
-
-    Args:
-        runner: its cache holds at least ``mask[b].sum()`` tokens of sequence ``b``.
-        mask: [B, P] bool, which columns hold a token. The cache lacks the last column of the
-            returned sequences, as after plain ``generate``.
+    whose sequences ran one by one or a model without a cache. ``mask`` [B, P] says which columns
+    hold a token; the last one of the returned sequences is lacking, as after plain ``generate``.
     """
     if isinstance(runner, SpecRunner):
         return _in_columns(runner.model, runner.cache.spec_layers, _slots_of(mask))

@@ -155,7 +155,6 @@ class Runner(ABC):
         rolls_back: whether tokens can be forgotten.
         model: what runs: a user's model, or its packed twin.
         tap: keeps hidden states of the forwards.
-        lengths: [B] int64, committed tokens of each sequence that the cache holds.
         omitted: the kinds of forwards that had no mask.
     """
 
@@ -169,7 +168,7 @@ class Runner(ABC):
     @property
     @abstractmethod
     def lengths(self) -> Lengths:
-        """[B], committed tokens of each sequence that the cache holds."""
+        """[B] int64, committed tokens of each sequence that the cache holds."""
 
     @abstractmethod
     def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:

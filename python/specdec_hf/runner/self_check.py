@@ -300,9 +300,7 @@ def check_cache(
     encoded: Encoded | None = None,
     twin: Any = None,
 ) -> CacheCheck:
-    """Compare a model with itself through a cache; the result is remembered for the process.
-
-    The model is `undisturbed` meanwhile.
+    """Compare a model, `undisturbed`, with itself through a cache; the result is remembered.
 
     Args:
         model, kind: the model and the kind of its cache.
