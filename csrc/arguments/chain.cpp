@@ -74,39 +74,4 @@ ChainOutputs ChainArguments::run() {
   return out;
 }
 
-ChainArguments chain_arguments(
-    Tensor target, Tensor draft_token_ids, std::optional<Tensor> draft,
-    std::optional<Tensor> draft_ids, std::optional<Tensor> draft_columns,
-    std::optional<Tensor> draft_logsumexp, std::optional<Tensor> draft_threshold,
-    std::optional<Tensor> draft_temperatures, double draft_temperature, int64_t kind, int64_t rule,
-    std::optional<Tensor> temperatures, double temperature, std::optional<Tensor> top_ks,
-    int64_t top_k, std::optional<Tensor> top_ps, double top_p, std::optional<Tensor> min_ps,
-    double min_p, Tensor seeds, Tensor positions, std::optional<Tensor> target_indptr,
-    std::optional<Tensor> uniforms, double lenience, double typical_epsilon, double typical_delta,
-    int64_t top_beta_rank, double top_beta_distance, std::optional<Tensor> synthetic_rates,
-    std::optional<Tensor> eos_token_ids, std::optional<Tensor> max_new_tokens, bool with_logprobs,
-    bool with_accept_probs) {
-  return {{target,
-           draft_token_ids,
-           {draft, draft_ids, draft_columns, draft_logsumexp, draft_threshold, draft_temperatures,
-            draft_temperature},
-           kind,
-           rule,
-           {temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p},
-           seeds,
-           positions,
-           target_indptr,
-           uniforms,
-           typical_epsilon,
-           typical_delta,
-           eos_token_ids,
-           max_new_tokens,
-           with_logprobs,
-           with_accept_probs},
-          lenience,
-          top_beta_rank,
-          top_beta_distance,
-          synthetic_rates};
-}
-
 }  // namespace specdec

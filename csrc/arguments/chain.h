@@ -15,6 +15,16 @@ struct ChainArguments : VerifyArguments {
   double top_beta_distance;
   std::optional<Tensor> synthetic_rates;
 
+  auto arguments() {
+    return std::tuple_cat(
+        std::make_tuple(argument("target", target), argument("draft_token_ids", drafted)),
+        draft_arguments.arguments(), arguments_of_both(),
+        std::make_tuple(argument("lenience", lenience)), typical_arguments(),
+        std::make_tuple(argument("top_beta_rank", top_beta_rank),
+                        argument("top_beta_distance", top_beta_distance),
+                        argument("synthetic_rates", synthetic_rates)),
+        limits(), wanted_outputs());
+  }
   // Throws a message that names the argument, the rule and the value.
   void check() const;
   ChainOutputs new_outputs() const;
@@ -29,19 +39,5 @@ struct ChainArguments : VerifyArguments {
   void check_draft() const;
   void check_rule() const;
 };
-
-// In the order of the schema.
-ChainArguments chain_arguments(
-    Tensor target, Tensor draft_token_ids, std::optional<Tensor> draft,
-    std::optional<Tensor> draft_ids, std::optional<Tensor> draft_columns,
-    std::optional<Tensor> draft_logsumexp, std::optional<Tensor> draft_threshold,
-    std::optional<Tensor> draft_temperatures, double draft_temperature, int64_t kind, int64_t rule,
-    std::optional<Tensor> temperatures, double temperature, std::optional<Tensor> top_ks,
-    int64_t top_k, std::optional<Tensor> top_ps, double top_p, std::optional<Tensor> min_ps,
-    double min_p, Tensor seeds, Tensor positions, std::optional<Tensor> target_indptr,
-    std::optional<Tensor> uniforms, double lenience, double typical_epsilon, double typical_delta,
-    int64_t top_beta_rank, double top_beta_distance, std::optional<Tensor> synthetic_rates,
-    std::optional<Tensor> eos_token_ids, std::optional<Tensor> max_new_tokens, bool with_logprobs,
-    bool with_accept_probs);
 
 }  // namespace specdec

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "arguments/op.h"
 #include "arguments/tensor.h"
 #include "specdec/draft.h"
 #include "specdec/ids.h"
@@ -95,19 +96,14 @@ struct SamplingArguments {
   std::optional<Tensor> min_ps;
   double min_p;
 
+  auto arguments() {
+    return std::make_tuple(
+        argument("temperatures", temperatures), argument("temperature", temperature),
+        argument("top_ks", top_ks), argument("top_k", top_k), argument("top_ps", top_ps),
+        argument("top_p", top_p), argument("min_ps", min_ps), argument("min_p", min_p));
+  }
   void check(int64_t n, const Tensor& of_tensor, const char* of) const;
   SamplingParams params();
-};
-
-// An op, and its validation alone. `arguments(...)` takes what the schema does and names it.
-template <auto arguments>
-struct Op;
-template <class Arguments, class... P, Arguments (*arguments)(P...)>
-struct Op<arguments> {
-  static decltype(std::declval<Arguments>().run()) run(P... p) {
-    return arguments(std::move(p)...).run();
-  }
-  static void validate(P... p) { arguments(std::move(p)...).check(); }
 };
 
 }  // namespace specdec

@@ -21,6 +21,12 @@ struct DraftArguments {
   std::optional<Tensor> rows, ids, columns, logsumexp, threshold, temperatures;
   double temperature;
 
+  auto arguments() {
+    return std::make_tuple(
+        argument("draft", rows), argument("draft_ids", ids), argument("draft_columns", columns),
+        argument("draft_logsumexp", logsumexp), argument("draft_threshold", threshold),
+        argument("draft_temperatures", temperatures), argument("draft_temperature", temperature));
+  }
   // Throws a message that names the argument, the rule and the value. `sizes` are the dimensions of
   // the rows, without the last one; `statistics` are those of logsumexp and threshold.
   void check(const Tensor& target, int64_t batch, const DraftSizes& sizes,

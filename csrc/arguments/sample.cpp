@@ -65,14 +65,4 @@ SampleOutputs SampleArguments::run() {
   return out;
 }
 
-SampleArguments sample_arguments(Tensor logits, std::optional<Tensor> temperatures,
-                                 double temperature, std::optional<Tensor> top_ks, int64_t top_k,
-                                 std::optional<Tensor> top_ps, double top_p,
-                                 std::optional<Tensor> min_ps, double min_p, Tensor seeds,
-                                 Tensor positions, int64_t noise, int64_t method) {
-  return {logits, {temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p},
-          seeds,  positions,
-          noise,  method};
-}
-
 }  // namespace specdec

@@ -19,6 +19,12 @@ struct SampleArguments {
   Tensor seeds, positions;
   int64_t noise, method;  // the numbers of Noise and Method
 
+  auto arguments() {
+    return std::tuple_cat(
+        std::make_tuple(argument("logits", logits)), sampling.arguments(),
+        std::make_tuple(argument("seeds", seeds), argument("positions", positions),
+                        argument("noise", noise), argument("method", method)));
+  }
   // Throws a message that names the argument, the rule and the value.
   void check() const;
   SampleOutputs new_outputs() const;
@@ -31,12 +37,5 @@ struct SampleArguments {
   Noise checked_noise() const { return enum_of("noise", noise, Noise::kShared); }
   Method checked_method() const { return enum_of("method", method, Method::kGumbel); }
 };
-
-// In the order of the schema.
-SampleArguments sample_arguments(Tensor logits, std::optional<Tensor> temperatures,
-                                 double temperature, std::optional<Tensor> top_ks, int64_t top_k,
-                                 std::optional<Tensor> top_ps, double top_p,
-                                 std::optional<Tensor> min_ps, double min_p, Tensor seeds,
-                                 Tensor positions, int64_t noise, int64_t method);
 
 }  // namespace specdec

@@ -14,6 +14,14 @@ struct TreeArguments : VerifyArguments {
   std::optional<Tensor> draft_rows;
   int64_t max_depth;
 
+  auto arguments() {
+    return std::tuple_cat(
+        std::make_tuple(argument("target", target), argument("tree_tokens", drafted),
+                        argument("parents", parents)),
+        draft_arguments.arguments(), std::make_tuple(argument("draft_rows", draft_rows)),
+        arguments_of_both(), typical_arguments(), limits(),
+        std::make_tuple(argument("max_depth", max_depth, "SymInt")), wanted_outputs());
+  }
   // Throws a message that names the argument, the rule and the value.
   void check() const;
   TreeOutputs new_outputs() const;
@@ -28,19 +36,5 @@ struct TreeArguments : VerifyArguments {
   void check_parents() const;
   void check_draft() const;
 };
-
-// In the order of the schema.
-TreeArguments tree_arguments(
-    Tensor target, Tensor tree_tokens, Tensor parents, std::optional<Tensor> draft,
-    std::optional<Tensor> draft_ids, std::optional<Tensor> draft_columns,
-    std::optional<Tensor> draft_logsumexp, std::optional<Tensor> draft_threshold,
-    std::optional<Tensor> draft_temperatures, double draft_temperature,
-    std::optional<Tensor> draft_rows, int64_t kind, int64_t rule,
-    std::optional<Tensor> temperatures, double temperature, std::optional<Tensor> top_ks,
-    int64_t top_k, std::optional<Tensor> top_ps, double top_p, std::optional<Tensor> min_ps,
-    double min_p, Tensor seeds, Tensor positions, std::optional<Tensor> target_indptr,
-    std::optional<Tensor> uniforms, double typical_epsilon, double typical_delta,
-    std::optional<Tensor> eos_token_ids, std::optional<Tensor> max_new_tokens, int64_t max_depth,
-    bool with_logprobs, bool with_accept_probs);
 
 }  // namespace specdec

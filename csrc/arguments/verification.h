@@ -33,6 +33,26 @@ struct VerifyArguments {
     const char *drafted, *size, *rows;
   };
 
+  // Arguments that follow each other in both schemas.
+  auto arguments_of_both() {
+    return std::tuple_cat(
+        std::make_tuple(argument("kind", kind), argument("rule", rule)), sampling.arguments(),
+        std::make_tuple(argument("seeds", seeds), argument("positions", positions),
+                        argument("target_indptr", target_indptr), argument("uniforms", uniforms)));
+  }
+  auto typical_arguments() {
+    return std::make_tuple(argument("typical_epsilon", typical_epsilon),
+                           argument("typical_delta", typical_delta));
+  }
+  auto limits() {
+    return std::make_tuple(argument("eos_token_ids", eos_token_ids),
+                           argument("max_new_tokens", max_new_tokens));
+  }
+  auto wanted_outputs() {
+    return std::make_tuple(argument("with_logprobs", with_logprobs),
+                           argument("with_accept_probs", with_accept_probs));
+  }
+
   Kind checked_kind() const { return enum_of("kind", kind, Kind::kProbs); }
   int64_t batch() const { return drafted.size(0); }
   int64_t size() const { return drafted.size(1); }

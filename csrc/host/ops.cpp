@@ -11,9 +11,9 @@
 namespace specdec::host {
 
 void define_ops(pybind11::module_& m) {
-  m.def("sample", &Op<sample_arguments>::run);
-  m.def("verify_chain", &Op<chain_arguments>::run);
-  m.def("verify_tree", &Op<tree_arguments>::run);
+  m.def("sample", &Op<SampleArguments>::run);
+  m.def("verify_chain", &Op<ChainArguments>::run);
+  m.def("verify_tree", &Op<TreeArguments>::run);
   m.def("bfloat16_from_dlpack", &bfloat16_from_dlpack);
   m.def("cpu_capability", [] { return std::string(cpu::tile_kernels().isa); });
   m.def("get_num_threads", &num_threads);

@@ -8,7 +8,10 @@
 // A registered function takes tensors by value, because the boxing of the stable ABI does.
 #include <torch/csrc/stable/library.h>
 
+#include <string>
 #include <type_traits>
+
+#include "arguments/op.h"
 
 // The namespace in torch.ops; the tests and kernels of a hub compile the same files under others.
 #ifndef SPECDEC_LIBRARY
@@ -42,6 +45,14 @@
   }
 
 namespace specdec {
+
+// Defines an op and its validation by the struct of its arguments. `outputs` as in a schema.
+template <class Arguments, class Library>
+void define(Library& library, const std::string& op, const char* outputs) {
+  const std::string arguments = Op<Arguments>::schema();
+  library.def((op + arguments + " -> " + outputs).c_str());
+  library.def(("validate_" + op + arguments + " -> ()").c_str());
+}
 
 template <auto function>
 struct ByValue;

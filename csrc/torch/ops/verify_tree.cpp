@@ -5,23 +5,14 @@ namespace specdec {
 namespace {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
-  const std::string arguments =
-      "(Tensor target, Tensor tree_tokens, Tensor parents, Tensor? draft, Tensor? draft_ids, "
-      "Tensor? draft_columns, Tensor? draft_logsumexp, Tensor? draft_threshold, Tensor? "
-      "draft_temperatures, float draft_temperature, Tensor? draft_rows, int kind, int rule, "
-      "Tensor? temperatures, float temperature, Tensor? top_ks, int top_k, Tensor? top_ps, float "
-      "top_p, Tensor? min_ps, float min_p, Tensor seeds, Tensor positions, Tensor? target_indptr,"
-      " Tensor? uniforms, float typical_epsilon, float typical_delta, Tensor? eos_token_ids, "
-      "Tensor? max_new_tokens, SymInt max_depth, bool with_logprobs, bool with_accept_probs)";
-  m.def(("verify_tree" + arguments +
-         " -> (Tensor path, Tensor tokens, Tensor num_accepted, Tensor status, Tensor logprobs, "
-         "Tensor accept_probs)")
-            .c_str());
-  m.def(("validate_verify_tree" + arguments + " -> ()").c_str());
+  define<TreeArguments>(
+      m, "verify_tree",
+      "(Tensor path, Tensor tokens, Tensor num_accepted, Tensor status, Tensor logprobs, "
+      "Tensor accept_probs)");
 }
-constexpr auto& verify_tree = Op<tree_arguments>::run;
+constexpr auto& verify_tree = Op<TreeArguments>::run;
 SPECDEC_IMPLEMENT(verify_tree)
-SPECDEC_VALIDATE(verify_tree, Op<tree_arguments>::validate)
+SPECDEC_VALIDATE(verify_tree, Op<TreeArguments>::validate)
 
 }  // namespace
 }  // namespace specdec

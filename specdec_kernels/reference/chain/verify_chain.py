@@ -11,7 +11,7 @@ from .sequence import ChainSequence, write_outputs
 
 
 def verify_chain(*args: Any) -> Outputs:
-    """Takes its arguments in the order of `ChainArguments`."""
+    """Takes its arguments in the order of the schema."""
     a = ChainArguments(*args)
     drafted = a.draft_token_ids
     sequences = [ChainSequence(a, b, drafted) for b in range(len(drafted))]

@@ -13,7 +13,7 @@ from .noise import exponentials, uniform
 
 
 def sample(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Takes its arguments in the order of `SampleArguments`."""
+    """Takes its arguments in the order of the schema."""
     a = SampleArguments(*args)
     tokens, logprobs, logsumexp, thresholds, status = a.new_outputs()
     tokens.fill_(-1)

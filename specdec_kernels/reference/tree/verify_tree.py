@@ -11,7 +11,7 @@ from .sequence import TreeSequence
 
 
 def verify_tree(*args: Any) -> TreeOutputs:
-    """Takes its arguments in the order of `TreeArguments`."""
+    """Takes its arguments in the order of the schema."""
     a = TreeArguments(*args)
     sequences = [TreeSequence(a, b, a.tree_tokens) for b in range(len(a.tree_tokens))]
     for sequence in sequences:
