@@ -1,7 +1,6 @@
 # The public names and their modules: for type checkers, and for __init__.py, which reads them here.
 from specdec_hf.api import SpeculativeDecoder as SpeculativeDecoder
 from specdec_hf.api import generate as generate
-from specdec_hf.api import warm_up as warm_up
 from specdec_hf.drafter_check import DrafterCheck as DrafterCheck
 from specdec_hf.drafter_check import check_drafter as check_drafter
 from specdec_hf.drafters.copying import PromptLookupDrafter as PromptLookupDrafter
@@ -44,3 +43,4 @@ from specdec_hf.trees import TreeSpec as TreeSpec
 from specdec_hf.trees import TrieTree as TrieTree
 from specdec_hf.trees import load_acceptance as load_acceptance
 from specdec_hf.trees import save_acceptance as save_acceptance
+from specdec_hf.warming import warm_up as warm_up

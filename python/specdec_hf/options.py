@@ -28,7 +28,6 @@ from specdec_hf.drafting.registry import AUTO
 from specdec_hf.rules import ABLATIONS, CUSTOM_RULE, LOSSY_RULES
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Schedule
 from specdec_hf.schedules.benefit_guard import BenefitGuard
-from specdec_hf.trees import as_layout
 
 if TYPE_CHECKING:
     from specdec_hf.loop.streaming import Streamer, Trace
@@ -104,6 +103,14 @@ def _check_drafter(name: str, value: Any) -> Any:
 
     check_drafter_types(value)
     return value
+
+
+def _layout(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    from specdec_hf.trees import as_layout  # noqa: PLC0415  # rarely asked for
+
+    return as_layout(value)
 
 
 def _check_streamer(name: str, value: Any) -> Any:
@@ -196,7 +203,7 @@ class CommonOptions:
         with_beams=(None,),
     )
     tree: Any = own(
-        lambda name, value: as_layout(value),
+        _layout,
         """the trees to draft, None for chains. A `TreeSpec` or a tuple of branchings, such as
         (4, 2, 1), drafted by one or more draft models (prompt lookup fills as many nodes); an
         `EagleTree`, drafted by one draft model; a `TrieTree`, by any drafters; see

@@ -9,8 +9,7 @@ from specdec_hf import ModelDrafter, PromptLookupDrafter
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafting.drafter import StatelessDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
-from specdec_hf.loop.round_record import RoundRecord
-from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.loop.statistics import RoundRecord, SpecStats
 from specdec_hf.trees import TrieTree
 from specdec_lab.analysis.acceptance import MeasuredAcceptance
 from specdec_lab.analysis.operations import measure_operations

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from specdec_hf.loop.round_record import RoundRecord
+from specdec_hf.loop.statistics import RoundRecord
 from specdec_lab.analysis import figures, tree_pictures
 from specdec_lab.analysis.encoders import EncoderSeconds
 from support.cli_models import invoke, masked, says

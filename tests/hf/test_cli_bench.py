@@ -14,8 +14,7 @@ import torch
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.heads.eagle3.files import save_head
-from specdec_hf.loop.round_record import RoundRecord
-from specdec_hf.loop.statistics import SequenceStats, SpecStats
+from specdec_hf.loop.statistics import RoundRecord, SequenceStats, SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
 from specdec_lab.bench import configs as bench_configs
 from specdec_lab.bench import efficiency, results, summary

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specdec_hf import plugins
 from specdec_hf.arguments import did_you_mean, shown
-from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.drafting.registry import drafters, entry_named, make_drafter, usages
 from specdec_hf.request.inputs import (
@@ -18,7 +17,9 @@ from specdec_hf.request.inputs import (
     check_language_model,
     is_language_model,
 )
-from specdec_hf.trees import Layout
+
+if TYPE_CHECKING:
+    from specdec_hf.trees import Layout
 
 _RULE = f"drafter must be None, the name of a drafter, a folder, a Drafter or {RULE}"
 
@@ -105,6 +106,8 @@ def _one_drafter(drafter: Any, target: Any) -> Drafter | None:
     check_drafter_types(drafter)
     if not isinstance(drafter, str):
         check_language_model("drafter", drafter)
+        from specdec_hf.drafters.model import ModelDrafter  # noqa: PLC0415  # where there is one
+
         return ModelDrafter(drafter)
     made = make_drafter(drafter)
     if made is None:

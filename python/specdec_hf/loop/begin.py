@@ -14,7 +14,6 @@ from specdec_hf.loop.draft_length import DraftLengthPolicy
 from specdec_hf.loop.plan import Plan, make_plan
 from specdec_hf.loop.session import CommittedTokens, Sequences, Session
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
-from specdec_hf.loop.token_outputs import TokenOutputs
 from specdec_hf.options import Options
 from specdec_hf.request.call import Call
 from specdec_hf.runner.forwards import Borrower, compiles_on
@@ -199,9 +198,11 @@ def committed_prompts(call: Call, lengths: Lengths, max_length: int) -> Committe
     return CommittedTokens(tokens, lengths, np.ones(len(lengths), dtype=bool))
 
 
-def _token_outputs(call: Call, runner: Runner) -> TokenOutputs | None:
+def _token_outputs(call: Call, runner: Runner) -> Any:
     if not call.outputs:
         return None
     if "hidden_states" in call.outputs and call.prefill is None:
         runner.tap.open()
+    from specdec_hf.loop.token_outputs import TokenOutputs  # noqa: PLC0415  # rarely asked for
+
     return TokenOutputs(call.outputs, len(call.mask))

@@ -13,15 +13,12 @@ from typing import Any
 
 from specdec_hf import plugins
 from specdec_hf.arguments import Refused, check_integer, shown
-from specdec_hf.drafters.copying import PromptLookupDrafter, SuffixAutomatonDrafter
 from specdec_hf.drafting.registry import AUTO, class_of
-from specdec_hf.heads.auto import AutoDrafter
 from specdec_hf.options import COMMON, Options, resolve_num_assistant_tokens, rule_name
 from specdec_hf.request.call import Assistant, Call
 from specdec_hf.request.inputs import is_language_model
 from specdec_hf.rules import is_lossy
 from specdec_hf.schedules.base import Schedule
-from specdec_hf.schedules.confidence import with_threshold
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +68,7 @@ def asked_choice(options: Options, assistant: Assistant) -> DraftChoice:
             raise ValueError(
                 f"max_matching_ngram_size={assistant.max_ngram} needs drafter='prompt_lookup'"
             )
-        drafter = PromptLookupDrafter(assistant.max_ngram, min(2, assistant.max_ngram))
+        drafter = class_of("prompt_lookup")(assistant.max_ngram, min(2, assistant.max_ngram))
     number, schedule = options.num_assistant_tokens, options.num_assistant_tokens_schedule
     if assistant.num_assistant_tokens is not None and not (
         assistant.from_model and (number is not None or options.tree is not None)
@@ -84,6 +81,8 @@ def asked_choice(options: Options, assistant: Assistant) -> DraftChoice:
         schedule = COMMON[name].metadata["check"](name, assistant.schedule)
     named = drafter is not None and drafter != AUTO
     if assistant.confidence_threshold is not None and named:
+        from specdec_hf.schedules.confidence import with_threshold  # noqa: PLC0415  # rare
+
         schedule = with_threshold(schedule or "constant", assistant.confidence_threshold)
     return DraftChoice(drafter, options.tree, options.rule, number, schedule)
 
@@ -132,11 +131,11 @@ def default_tree(model: Any, call: Call, asked: DraftChoice, reason: str | None)
     # Optimal goes by the clock, on which the text of a lossy rule would depend.
     lossy = is_lossy(rule_name(asked.rule)) and call.do_sample
     schedule = asked.num_assistant_tokens_schedule or ("constant" if lossy else "optimal")
-    drafter, notes = AutoDrafter(), asked.notes
+    drafter, notes = class_of(AUTO)(), asked.notes
     try:
         drafter.has_head(model)
     except Refused as error:
-        drafter = AutoDrafter(head=False)
+        drafter = class_of(AUTO)(head=False)
         notes = (f"drafter {AUTO!r} drafts without the model's head: {error}",)
     return replace(asked, drafter=drafter, num_assistant_tokens_schedule=schedule, notes=notes)
 
@@ -146,7 +145,7 @@ def default_chains(model: Any, call: Call, asked: DraftChoice, reason: str | Non
 
     Copied tokens are accepted as often under it as under token.
     """
-    drafter, rule = SuffixAutomatonDrafter(), asked.rule
+    drafter, rule = class_of("suffix_automaton")(), asked.rule
     note = f"drafter {AUTO!r} drafts chains with {drafter.name}"
     if rule == "auto" and call.do_sample:
         rule = "match"

@@ -15,15 +15,20 @@ from specdec_hf.drafting.call import Asks, DrafterCall
 from specdec_hf.drafting.checks import IGNORED, describe
 from specdec_hf.drafting.drafter import Cost, Draft, Drafter, drafts_trees
 from specdec_hf.drafting.sampling import stats_of_draft
-from specdec_hf.loop.round_record import RoundRecord
-from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.loop.statistics import RoundRecord, SpecStats
 from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import Outcome, Schedule, TokenStats
 from specdec_hf.schedules.benefit_guard import BenefitGuard
-from specdec_hf.schedules.costs import Costs, ExpectedCosts
-from specdec_hf.schedules.measurements import Measurements, recall, remember, what_drafts
+from specdec_hf.schedules.costs import (
+    Costs,
+    ExpectedCosts,
+    Measurements,
+    recall,
+    remember,
+    what_drafts,
+)
 
 
 class DraftLengthPolicy:

@@ -18,7 +18,6 @@ from specdec_hf.drafting.checks import cut_chains, propose_checked
 from specdec_hf.drafting.context import Candidates
 from specdec_hf.drafting.drafter import Draft, Rejections, Round
 from specdec_hf.loop.commit import DraftCounts, Taken
-from specdec_hf.loop.own_rule import Verifier
 from specdec_hf.loop.session import Session
 from specdec_hf.rules import CUSTOM_RULE
 from specdec_hf.runner.protocol import to_device, vocab_size_of
@@ -165,7 +164,9 @@ class DraftedRound:
         carried = None if draft is None else draft.carried
         return verdict, extra if carried is None else [*extra, carried.to(session.model.device)]
 
-    def _own_rule(self) -> Verifier:
+    def _own_rule(self) -> Any:
+        from specdec_hf.loop.own_rule import Verifier  # noqa: PLC0415  # rare
+
         session = self.session
         return Verifier(session.options.rule, session.history.active, session.sequences.numbers)
 

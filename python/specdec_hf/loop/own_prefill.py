@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
 from specdec_hf.loop.plan import Plan
-from specdec_hf.request.prefill import HOLED_MASK, Prefill, copy_of_cache
+from specdec_hf.request.inputs import HOLED_MASK
+from specdec_hf.request.prefill import Prefill, copy_of_cache
 from specdec_hf.runner.cache_kinds import PLAIN, SPEC, CacheKind, rollback_kinds
 from specdec_hf.runner.comparison import CacheCheck, Comparison, checks_of, compare, tolerance_of
 from specdec_hf.runner.handover import fill

@@ -5,8 +5,7 @@ It is slow: the rule is asked about one sequence at a time, and the host reads w
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import Refused, check_integer, check_integers, shown
-from specdec_hf.drafting.call import reads_draft
+from specdec_hf.arguments import check_integer, check_integers, shown
+from specdec_hf.rules import name_of
 from specdec_hf.runner.protocol import to_device
 from specdec_kernels import (
     Sampled,
@@ -30,49 +29,7 @@ from specdec_kernels import (
 from specdec_kernels.analysis.uniforms import acceptance_uniforms
 
 OwnRule = Callable[..., Any]
-ARGUMENTS = ("P", "Q", "tokens", "uniforms", "parents")
 SUM_TOLERANCE = 1e-4  # how far the sum of `next` may be from 1
-
-
-def name_of(rule: OwnRule) -> str:
-    """A rule of the user's own in messages."""
-    return f"rule {getattr(rule, '__name__', type(rule).__name__)}"
-
-
-def check_takes(rule: OwnRule, *, trees: bool) -> None:
-    """Raises Refused for a function that cannot be called with the arguments of such drafts."""
-    names = ARGUMENTS if trees else ARGUMENTS[:-1]
-    try:
-        signature = inspect.signature(rule)
-    except ValueError:  # a built-in function
-        return
-    try:
-        signature.bind(*names)
-    except TypeError:
-        drafts = "trees" if trees else "chains"
-        raise Refused(
-            f"{name_of(rule)} must take ({', '.join(names)}) where {drafts} are drafted, "
-            f"got {name_of(rule).removeprefix('rule ')}{signature}"
-        ) from None
-
-
-def rule_of_drafts(rules: Sequence[str], *, trees: bool) -> str:
-    """The rule as for which a drafter with these rules drafts for one of the user's own.
-
-    Raises:
-        Refused: the drafts would share noise with the target, or have no distribution that can
-            be told to a rule.
-    """
-    wanted = ["token"]
-    if trees:
-        wanted = ["multi_draft", "target_only"] if reads_draft(rules[0]) else ["target_only"]
-    for rule in wanted:
-        if rule in rules:
-            return rule
-    raise Refused(
-        f"rule must be {', '.join(map(repr, ('auto', *rules)))} with this drafter, got a rule of "
-        f"your own, which needs drafts as for {' or '.join(map(repr, wanted))}"
-    )
 
 
 class Decision(NamedTuple):

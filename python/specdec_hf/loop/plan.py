@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import Refused, did_you_mean
 from specdec_hf.drafters.resolve import resolve_drafter
+from specdec_hf.drafting.call import reads_draft
 from specdec_hf.drafting.checks import describe
 from specdec_hf.drafting.drafter import Drafter, drafts_trees, lossy_rules_of, rules_of
 from specdec_hf.drafting.registry import AUTO
@@ -29,19 +30,23 @@ from specdec_hf.loop.draft_choice import (
     why_nothing_is_drafted,
     with_rule_of_ablation,
 )
-from specdec_hf.loop.own_rule import check_takes, name_of, rule_of_drafts
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options, rule_parameters
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import sequence_seeds
-from specdec_hf.rules import CUSTOM_RULE, LOSSY_RULES, text_depends_on_drafts
+from specdec_hf.rules import (
+    CUSTOM_RULE,
+    LOSSY_RULES,
+    check_takes,
+    name_of,
+    text_depends_on_drafts,
+)
 from specdec_hf.runner.choose import ChosenCache, check_kind, choose_cache
 from specdec_hf.runner.comparison import coarse_arithmetic
 from specdec_hf.runner.forwards import compiles_on, pack_for
 from specdec_hf.runner.packed.twin import PackedStats, PackedTwin
 from specdec_hf.runner.protocol import CacheRequest, Lengths, Prompt, context_length, vocab_size_of
-from specdec_hf.schedules.base import Schedule, ScheduleContext
+from specdec_hf.schedules.base import ConstantSchedule, Schedule, ScheduleContext
 from specdec_hf.schedules.costs import SHARE_ON_DEVICE, Costs, ExpectedCosts
-from specdec_hf.schedules.heuristic import ConstantSchedule
 from specdec_hf.schedules.registry import check_takes as check_schedule
 from specdec_hf.schedules.registry import make_schedule
 
@@ -301,6 +306,25 @@ def resolve_rule(
             "rule='greedy' needs do_sample=False: it would not keep the target's distribution"
         )
     return rule
+
+
+def rule_of_drafts(rules: Sequence[str], *, trees: bool) -> str:
+    """The rule as for which a drafter with these rules drafts for one of the user's own.
+
+    Raises:
+        Refused: the drafts would share noise with the target, or have no distribution that can
+            be told to a rule.
+    """
+    wanted = ["token"]
+    if trees:
+        wanted = ["multi_draft", "target_only"] if reads_draft(rules[0]) else ["target_only"]
+    for rule in wanted:
+        if rule in rules:
+            return rule
+    raise Refused(
+        f"rule must be {', '.join(map(repr, ('auto', *rules)))} with this drafter, got a rule of "
+        f"your own, which needs drafts as for {' or '.join(map(repr, wanted))}"
+    )
 
 
 def _check_options(

@@ -24,8 +24,8 @@ from specdec_hf.drafting.drafter import Rejections
 from specdec_hf.loop.commit import DraftCounts, Taken, commit, cut, read_verdict
 from specdec_hf.loop.drafted import DraftedRound
 from specdec_hf.loop.processors import process_ended, process_logits
-from specdec_hf.loop.round_record import Phases, RoundRecord
 from specdec_hf.loop.session import Session
+from specdec_hf.loop.statistics import Phases, RoundRecord
 from specdec_hf.loop.streaming import Step, TracedRound
 from specdec_hf.runner.protocol import rereads_at_rope_switch, to_device, tokens_before_rope_switch
 from specdec_hf.schedules.base import Outcome

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +21,14 @@ from specdec_hf.drafting.drafter import Drafter, State
 from specdec_hf.loop.draft_length import DraftLengthPolicy
 from specdec_hf.loop.plan import Plan
 from specdec_hf.loop.statistics import SpecStats
-from specdec_hf.loop.token_outputs import TokenOutputs
 from specdec_hf.options import Options
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import Sampling
 from specdec_hf.runner.forwards import Borrower
 from specdec_hf.runner.protocol import Lengths, Runner
+
+if TYPE_CHECKING:
+    from specdec_hf.loop.token_outputs import TokenOutputs
 
 
 @dataclass(frozen=True, eq=False)

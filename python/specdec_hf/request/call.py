@@ -13,13 +13,13 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from specdec_hf.arguments import check_integer, shown
-from specdec_hf.request.prefill import Prefill
 from specdec_hf.request.sampling import Sampling
 from specdec_hf.request.unsupported import Origin
-from specdec_hf.schedules.confidence import DEFAULT_THRESHOLD
+from specdec_hf.schedules.base import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
     from specdec_hf.request.encoder import EncoderSource
+    from specdec_hf.request.prefill import Prefill
     from specdec_hf.runner.encoded import Encoded
 
 # Plain generation returns these for every new token.

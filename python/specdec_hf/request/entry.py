@@ -30,8 +30,7 @@ from transformers.utils.generic import ModelOutput
 
 from specdec_hf.arguments import PARAMETERS, shown
 from specdec_hf.request.call import Call
-from specdec_hf.request.inputs import check_prompts, check_tensor, one_of
-from specdec_hf.request.prefill import REFUSED
+from specdec_hf.request.inputs import REFUSED, check_prompts, check_tensor, one_of
 from specdec_hf.request.reader import read_call
 from specdec_hf.request.sampling import is_per_sequence
 from specdec_hf.request.unsupported import Origin, check_types, refuse_unsupported

@@ -33,8 +33,12 @@ from specdec_hf.request.call import (
     num_beams_of,
     read_criteria,
 )
-from specdec_hf.request.inputs import check_decoder_mask, mask_on_host, read_input_ids
-from specdec_hf.request.prefill import given_prefill, inputs_beyond_text
+from specdec_hf.request.inputs import (
+    check_decoder_mask,
+    inputs_beyond_text,
+    mask_on_host,
+    read_input_ids,
+)
 from specdec_hf.request.sampling import make_sampling, sequences_per_prompt
 from specdec_hf.request.unsupported import Origin, refuse_synced_gpus, refuse_unsupported
 from specdec_hf.runner.protocol import CACHE_NAME, counts_tokens, is_encoder_decoder
@@ -163,6 +167,8 @@ def _read_inputs(
             mask = mask_on_host(kwargs["attention_mask"])
         names = inputs_beyond_text(mask, kwargs)
         if names:
+            from specdec_hf.request.prefill import given_prefill  # noqa: PLC0415  # rarely given
+
             made["prefill"] = given_prefill(model, input_ids, kwargs, config, names)
     return {"input_ids": ids.numpy(), "mask": mask, "past": past, **made}
 

@@ -13,7 +13,6 @@ from specdec_hf.runner.comparison import CacheCheck
 from specdec_hf.runner.packed.twin import PackedTwin
 from specdec_hf.runner.policy import ForwardPolicy
 from specdec_hf.runner.protocol import CacheRequest, Runner
-from specdec_hf.runner.self_check import check_cache
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,8 @@ def choose_cache(model: Any, request: CacheRequest, twin: PackedTwin | None = No
 def _check(model: Any, kind: CacheKind, request: CacheRequest, twin: Any = None) -> CacheCheck:
     if not request.self_check:
         return CacheCheck(reason=kind.refuses(model))
+    from specdec_hf.runner.self_check import check_cache  # noqa: PLC0415  # once for a model
+
     return check_cache(
         model, kind, padded=request.padded, tree=request.tree, encoded=request.encoded, twin=twin
     )

@@ -25,7 +25,6 @@ from specdec_hf.runner.protocol import (
     is_encoder_decoder,
     to_device,
 )
-from specdec_hf.runner.rollback_runner import AlignedRunner
 from specdec_hf.runner.spec_cache import SpecCache
 from specdec_hf.runner.spec_runner import SpecRunner
 
@@ -129,6 +128,8 @@ def export_cache(runner: Runner, mask: NDArray[np.bool_]) -> Any:
     if not isinstance(runner, PlainRunner):
         return None
     past = runner.release()
+    from specdec_hf.runner.rollback_runner import AlignedRunner  # noqa: PLC0415  # rare
+
     if not isinstance(runner, AlignedRunner):
         own_tensors(past)
         return past

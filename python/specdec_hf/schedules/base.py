@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_integer
 from specdec_hf.schedules.costs import Costs
 
+DEFAULT_THRESHOLD = 0.4  # of schedule confidence, as in Transformers
 MAX_DRAFT_LENGTH = 1024
 
 Lengths = NDArray[np.int64]
@@ -182,3 +183,14 @@ class Schedule(ABC):
 def check_length(name: str, value: int | None, minimum: int = 1) -> int | None:
     """A number of tokens that a draft may have, or None; raises as `check_integer` does."""
     return None if value is None else check_integer(name, value, minimum, MAX_DRAFT_LENGTH)
+
+
+class ConstantSchedule(Schedule):
+    """``num_assistant_tokens`` in every round."""
+
+    name = "constant"
+    trees = True
+    joins = True
+
+    def lengths(self, most: Lengths) -> Lengths:
+        return np.full_like(most, self.context.num_assistant_tokens)

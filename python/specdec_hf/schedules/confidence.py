@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_integer, check_number
 from specdec_hf.schedules.base import (
+    DEFAULT_THRESHOLD,
+    ConstantSchedule,
     Flags,
     Lengths,
     Outcome,
@@ -17,11 +19,7 @@ from specdec_hf.schedules.base import (
     ScheduleContext,
     TokenStats,
 )
-from specdec_hf.schedules.heuristic import ConstantSchedule
 from specdec_hf.schedules.registry import make_schedule
-
-# Transformers' default of ``assistant_confidence_threshold``.
-DEFAULT_THRESHOLD = 0.4
 
 
 class ConfidenceSchedule(Schedule):

@@ -1,4 +1,4 @@
-"""Constant draft lengths, and the "heuristic" ones of Transformers with an upper bound."""
+"""The draft lengths "heuristic" of Transformers with an upper bound."""
 
 from __future__ import annotations
 
@@ -6,18 +6,6 @@ import numpy as np
 
 from specdec_hf.arguments import check_integer
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH, Lengths, Outcome, Schedule, ScheduleContext
-
-
-class ConstantSchedule(Schedule):
-    """``num_assistant_tokens`` in every round."""
-
-    name = "constant"
-    trees = True
-    joins = True
-
-    def lengths(self, most: Lengths) -> Lengths:
-        return np.full_like(most, self.context.num_assistant_tokens)
-
 
 MAX_LENGTH = 16
 

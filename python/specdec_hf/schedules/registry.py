@@ -29,7 +29,7 @@ class Entry:
 
 
 SCHEDULES: dict[str, Entry] = {
-    "constant": Entry("heuristic:ConstantSchedule", "the same number in every round"),
+    "constant": Entry("base:ConstantSchedule", "the same number in every round"),
     "heuristic": Entry(
         "heuristic:HeuristicSchedule", "two more after full acceptance, else one fewer"
     ),

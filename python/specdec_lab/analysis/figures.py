@@ -21,7 +21,7 @@ from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.terminal import console, visible
-from specdec_hf.loop.round_record import RoundRecord
+from specdec_hf.loop.statistics import RoundRecord
 
 from specdec_kernels.analysis import (
     expected_tokens,

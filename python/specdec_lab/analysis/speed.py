@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec_hf.loop.round_record import RoundRecord
-from specdec_hf.loop.statistics import SpecStats
+from specdec_hf.loop.statistics import RoundRecord, SpecStats
 
 from specdec_kernels.analysis import expected_tokens, walltime_factor
 

@@ -16,7 +16,7 @@ from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.run import generation_arguments, make_decoder
 from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.runner.model_record import record_of
-from specdec_hf.schedules.measurements import Measured
+from specdec_hf.schedules.costs import Measured
 
 from specdec_lab.bench.runs import WITHOUT, Batch, Config, Turns, run_turns, warm_up
 from specdec_lab.tune.candidates import Candidate

@@ -32,8 +32,7 @@ from specdec_hf.loop.plan import (
     timing_notes,
     token_budgets,
 )
-from specdec_hf.loop.round_record import Phases, RoundRecord
-from specdec_hf.loop.statistics import SequenceStats, SpecStats
+from specdec_hf.loop.statistics import Phases, RoundRecord, SequenceStats, SpecStats
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.request.call import Call
 from specdec_hf.runner.choose import choose_cache
@@ -48,8 +47,7 @@ from specdec_hf.runner.protocol import (
     tokens_before_rope_switch,
     vocab_size_of,
 )
-from specdec_hf.schedules.base import Outcome, ScheduleContext
-from specdec_hf.schedules.heuristic import ConstantSchedule
+from specdec_hf.schedules.base import ConstantSchedule, Outcome, ScheduleContext
 
 from specdec_papers.beams.scores import Beams, Rows, drafted_below, log_prob_rows
 from specdec_papers.beams.tree import BeamTree, DraftedBeams, Integers, TreeModel, draft_beams
