@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specdec_hf.runner.packed.decoder_layer import FAMILIES
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.runner.spec_runner import SpecRunner
-from specdec_hf.runner.twin import unknown_structure
+from specdec_hf.runner.structure import unknown_structure
 
 from specdec_kernels import kv_append_
 

@@ -27,7 +27,7 @@ from specdec_hf.runner.protocol import (
 )
 from specdec_hf.runner.self_check import one_line, undisturbed
 from specdec_hf.runner.spec_runner import SpecRunner
-from specdec_hf.runner.twin import layer_list_name, unknown_structure
+from specdec_hf.runner.structure import layer_list_name, unknown_structure
 
 _POSITIONS = "wpe"  # the name of a model's table of positions, where it has one
 # The two sublayers of a decoder layer, and what classes of models call them.

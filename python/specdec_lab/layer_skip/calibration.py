@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specdec_hf.runner.choose import choose_cache
 from specdec_hf.runner.packed.twin import pack_for_call
 from specdec_hf.runner.protocol import CacheRequest
-from specdec_hf.runner.twin import unknown_structure
+from specdec_hf.runner.structure import unknown_structure
 from specdec_papers.skipped_sublayers import SkippedSublayers, sizes_of
 from specdec_papers.split_model import SUBLAYERS, SplitModel, check_split
 

@@ -44,7 +44,8 @@ from specdec_hf.runner.self_check import (
 )
 from specdec_hf.runner.spec_cache import SpecCache, SpecLayer
 from specdec_hf.runner.spec_runner import SpecRunner
-from specdec_hf.runner.twin import structure_of, twin_reason, unknown_structure
+from specdec_hf.runner.structure import unknown_structure
+from specdec_hf.runner.twin import structure_of, twin_reason
 
 # Dynamo gives up beyond this number of graphs of one function. A model needs four for each type of
 # its layers: for one token and for several, of one sequence and of a batch.

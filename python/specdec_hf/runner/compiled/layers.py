@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from specdec_hf.runner.twin import PLAIN, copied, is_library_hook, layer_list_name
+from specdec_hf.runner.structure import layer_list_name
+from specdec_hf.runner.twin import PLAIN, copied, is_library_hook
 
 LayerForward = Callable[..., Any]
 
