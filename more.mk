@@ -96,7 +96,7 @@ sdist: | $(BIN)/python ## the source archive, in dist
 	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')"
 
 # cosmic-ray makes the mutants; tests/mutants/sample.py chooses them and the tests that they meet.
-mutation: $(SETUP) ## random mutants of specdec_hf against the tests that cover them; ARGS='--size 40 --under loop'
+mutation: $(SETUP) ## random mutants of the loop and its guests against the tests that cover them; ARGS='--size 40 --under specdec_hf/loop'
 	$(PIP) install --quiet "specdec-kernels[mutation]"
 	PYTHONPATH=tests $(BIN)/python -m mutants.sample --jobs $(JOBS) $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Mutants that cosmic-ray makes of specdec_hf: a sample, each against the tests that cover it.
+"""Mutants that cosmic-ray makes of the loop and its guests: a sample, against the covering tests.
 
 make more TASK=mutation                                    # 500 mutants, as every night
 make more TASK=mutation ARGS='--size 40 --under loop'      # of the files of a folder
@@ -33,7 +33,7 @@ from setuptools.compat.py310 import tomllib
 
 from bench.results import processor
 
-PACKAGE = "python/specdec_hf"
+PACKAGES = ("specdec_hf", "specdec_papers", "specdec_lab", "specdec_serve")  # in python/
 TESTS = ["tests/hf", "tests/analysis", "tests/compat"]
 LANE = "not full and not simt and not triton"
 # Changes that somebody could make. cosmic-ray has more, most of which end in a TypeError.
@@ -194,7 +194,8 @@ def measure(folder: Path, jobs: int) -> None:
     """Run the tests once, with the lines that each covers."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "coveragerc"
-    settings.write_text(f"[run]\ndata_file = {folder / 'coverage'}\nsource = {ROOT / PACKAGE}\n")
+    source = ",".join(str(ROOT / "python" / package) for package in PACKAGES)
+    settings.write_text(f"[run]\ndata_file = {folder / 'coverage'}\nsource = {source}\n")
     subprocess.run(
         [
             sys.executable, "-m", "pytest", f"-n{jobs}", "-p", "no:randomly", "-m", LANE,
@@ -241,10 +242,10 @@ def outcome(
 
 
 def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The score, in all and by the folders of the package, and the survivors."""
+    """The score, in all and by the folders of the packages, and the survivors."""
     rooms: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one in found:
-        rooms[one["file"].removeprefix(f"{PACKAGE}/").partition("/")[0]][one["state"]] += 1
+        rooms["/".join(one["file"].split("/")[1:3])][one["state"]] += 1
     total = sum(rooms.values(), Counter())
     shown = total.total() - total[EQUIVALENT]  # what a test can show
     alive = [one for one in found if one["state"] in (SURVIVED, UNCOVERED)]
@@ -260,7 +261,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", type=int, default=500, help="how many mutants")
     parser.add_argument("--seed", type=int, default=1, help="which")
-    parser.add_argument("--under", default="", help=f"a folder or file of {PACKAGE}")
+    parser.add_argument("--under", default="", help="a folder or file of python/")
     parser.add_argument("--again", type=Path, help="a record: run its survivors")
     parser.add_argument("--jobs", type=int, default=2, help="processes, each with its own tree")
     parser.add_argument("--coverage", type=Path, help="folder of an earlier run, which is read")
@@ -274,9 +275,9 @@ def main() -> int:
         again = (Site(*(one[name] for name in Site._fields)) for one in old)
         chosen = [site for site in again if is_a_program(site)]
     else:
-        files = sorted((ROOT / PACKAGE).rglob("*.py"))
-        names = [path.relative_to(ROOT).as_posix() for path in files]
-        every = [s for n in names if n.startswith(f"{PACKAGE}/{args.under}") for s in sites(n)]
+        files = (path for p in PACKAGES for path in (ROOT / "python" / p).rglob("*.py"))
+        names = sorted(path.relative_to(ROOT).as_posix() for path in files)
+        every = [s for n in names if n.startswith(f"python/{args.under}") for s in sites(n)]
         drawn = random.Random(args.seed).sample(every, len(every))
         chosen = list(itertools.islice(filter(is_a_program, drawn), args.size))
         print(f"{len(chosen)} of {len(every)} mutants", flush=True)

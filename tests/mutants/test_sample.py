@@ -111,11 +111,11 @@ def test_what_no_test_can_show_can_be_made():
 def test_the_score_is_the_share_of_what_tests_can_show_that_was_killed():
     states = {"a/b.py": KILLED, "a/c.py": SURVIVED, "d.py": UNCOVERED, "e.py": EQUIVALENT}
     found = [
-        {"file": f"{sample.PACKAGE}/{file}", "place": file, "state": state}
+        {"file": f"python/lab/{file}", "place": file, "state": state}
         for file, state in states.items()
     ]
     counted = sample.summary([*found, found[0]])
     assert counted["score"] == 0.5
-    rooms = {"a": {KILLED: 2, SURVIVED: 1}, "d.py": {UNCOVERED: 1}, "e.py": {EQUIVALENT: 1}}
-    assert counted["rooms"] == rooms
+    apart = {"lab/d.py": {UNCOVERED: 1}, "lab/e.py": {EQUIVALENT: 1}}
+    assert counted["rooms"] == {"lab/a": {KILLED: 2, SURVIVED: 1}, **apart}
     assert [one["place"] for one in counted["survivors"]] == ["a/c.py", "d.py"]

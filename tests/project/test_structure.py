@@ -125,8 +125,6 @@ FORBIDDEN = {  # beginning of paths -> what no such file may import
     "python/specdec_host/": r"(torch|transformers|specdec_(?!host\b)|tests|bench)",
     # The loop does not know the command line.
     "python/specdec_hf/(?!cli/|__main__)": r"specdec_hf\.cli\b",
-    # The loop knows heads by the default drafter alone.
-    "python/specdec_hf/loop/": r"specdec_hf\.heads(?!\.auto)",
     # What several tests share is in tests/support. On a device, Triton runs the tests of CUDA.
     "tests/(?!device/)": r"\w+\.test_\w+",
 }
@@ -153,7 +151,7 @@ LOOP = {
     "drafting": BELOW_DRAFTERS - {"drafting"},
     "drafters": BELOW_DRAFTERS,
     "heads": BELOW_DRAFTERS | {"drafters"},
-    "loop": BELOW_DRAFTERS | {"drafters", "heads"},
+    "loop": BELOW_DRAFTERS | {"drafters"},
 }
 
 

@@ -69,6 +69,6 @@ def test_what_a_file_loads_late_or_names_in_a_text_is_reached():
     assert {"tests/support/lanes.py", "tests/conftest.py"} <= reached
     (loop,) = (path for name, path in sources.MODULES.items() if name == "specdec_hf")
     names = {module for module, path in sources.MODULES.items() if path in unchanged.reached(loop)}
-    # By the stub of the package, by the register of drafters, and inside of a function.
-    assert {"specdec_hf.api", "specdec_hf.drafters.copying"} <= names
+    # By the stub of the package, by the register of drafters, and by an entry point.
+    assert {"specdec_hf.api", "specdec_hf.drafters.copying", "specdec_papers.medusa"} <= names
     assert "specdec_vllm.plugin" not in names

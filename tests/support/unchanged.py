@@ -22,9 +22,8 @@ TESTS = sources.ROOT / "tests"
 KEY = "specdec/unchanged"  # in pytest's cache: test file -> digest of what it passed with
 _IMPORT = re.compile(r"^\s*import\s+([\w.]+)", re.M)
 _FROM = re.compile(r"^\s*from\s+([\w.]+)\s+import\s+(\([^)]*\)|.*)", re.M)
-# What is loaded late is named in a text: "specdec_hf.cli.main", or "drafters.copying:PromptLookup".
+# What is loaded late is named in a text, such as "specdec_hf.drafters.copying:PromptLookupDrafter".
 _NAMED = re.compile(r"\bspecdec_\w+(?:\.\w+)+")
-_PLACE = re.compile(r"[\"']([a-z_][\w.]*):[A-Za-z_]\w*")
 _MARKED = re.compile(rf"^pytestmark = .*\bpytest\.mark\.({'|'.join(GUESTS)})\b", re.M)
 
 
@@ -43,7 +42,8 @@ def _mentioned(path: Path) -> frozenset[Path]:
     """The files of ours that a file imports or names, also inside of functions and texts."""
     text = path.read_text()
     names = {*_IMPORT.findall(text), *_NAMED.findall(text)}
-    names |= {f"specdec_hf.{place}" for place in _PLACE.findall(text)}
+    if path == sources.MODULES["specdec_hf.plugins"]:  # what the entry points name
+        names |= {*_NAMED.findall((sources.ROOT / "pyproject.toml").read_text())}
     for module, imported in _FROM.findall(text):
         source = sources.absolute(module, path)
         names |= {f"{source}.{name}" for name in re.findall(r"\w+", imported)}

@@ -20,7 +20,7 @@ class Entry:
     """A schedule that has a name.
 
     Attributes:
-        place: of its class in this package, ``module:Class``.
+        place: of its class, ``module:Class``.
         summary: one line for users.
     """
 
@@ -29,29 +29,41 @@ class Entry:
 
 
 SCHEDULES: dict[str, Entry] = {
-    "constant": Entry("base:ConstantSchedule", "the same number in every round"),
-    "heuristic": Entry(
-        "heuristic:HeuristicSchedule", "two more after full acceptance, else one fewer"
+    "constant": Entry(
+        "specdec_hf.schedules.base:ConstantSchedule",
+        "the same number in every round",
     ),
-    "heuristic_transient": Entry("heuristic:HeuristicSchedule", "the same as heuristic"),
+    "heuristic": Entry(
+        "specdec_hf.schedules.heuristic:HeuristicSchedule",
+        "two more after full acceptance, else one fewer",
+    ),
+    "heuristic_transient": Entry(
+        "specdec_hf.schedules.heuristic:HeuristicSchedule",
+        "the same as heuristic",
+    ),
     "confidence": Entry(
-        "confidence:ConfidenceSchedule",
+        "specdec_hf.schedules.confidence:ConfidenceSchedule",
         "stops after a token whose draft probability is below threshold",
     ),
     "confidence_tuned": Entry(
-        "confidence:TunedConfidenceSchedule", "the same, with a threshold tuned as it runs"
+        "specdec_hf.schedules.confidence:TunedConfidenceSchedule",
+        "the same, with a threshold tuned as it runs",
     ),
     "draft_exit": Entry(
-        "confidence:DraftExitSchedule",
+        "specdec_hf.schedules.confidence:DraftExitSchedule",
         "the same, with a threshold that keeps the acceptance rate at alpha",
     ),
     "specdec++": Entry(
-        "confidence:SpecDecPlusPlusSchedule",
+        "specdec_hf.schedules.confidence:SpecDecPlusPlusSchedule",
         "stops where the predicted probability of a rejection exceeds h",
     ),
-    "egag": Entry("egag:EgagSchedule", "fewer tokens where the drafter's entropy is larger"),
+    "egag": Entry(
+        "specdec_hf.schedules.egag:EgagSchedule",
+        "fewer tokens where the drafter's entropy is larger",
+    ),
     "optimal": Entry(
-        "optimal:OptimalSchedule", "the length with the most measured tokens per second"
+        "specdec_hf.schedules.optimal:OptimalSchedule",
+        "the length with the most measured tokens per second",
     ),
 }
 
@@ -111,7 +123,7 @@ def tree_schedules() -> list[str]:
 
 
 def _kind(entry: Entry) -> type[Schedule]:
-    kind: type[Schedule] = pkgutil.resolve_name(f"specdec_hf.schedules.{entry.place}")
+    kind: type[Schedule] = pkgutil.resolve_name(entry.place)
     return kind
 
 
