@@ -29,7 +29,6 @@ from specdec_hf.runner.protocol import (
     CACHE_NAME,
     Lengths,
     forward_arguments,
-    run_embeddings,
     to_device,
     vocab_size_of,
 )
@@ -40,6 +39,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from specdec_papers.own_layers import OwnCacheDrafter, OwnCacheState, OwnCacheStepper
+from specdec_papers.split_model import run_embeddings
 
 _SIZES = ("hidden_size", "vocab_size", "num_embeddings")
 MAX_EMBEDDINGS = MAX_DRAFT_LENGTH - 1  # beside the target's next token

@@ -20,9 +20,9 @@ from specdec_hf.runner.packed.decoder_layer import unfused
 from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.protocol import (
     Lengths,
+    forward_arguments,
     num_parameters,
-    run_embeddings,
-    run_inputs,
+    rounded,
     vocab_size_of,
 )
 from specdec_hf.runner.self_check import one_line, undisturbed
@@ -70,6 +70,22 @@ class _NoSublayer(torch.nn.Module):
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         nothing = torch.zeros_like(hidden_states)
         return (nothing, None) if self.pair else nothing
+
+
+def run_inputs(model: Any, inputs: dict[str, Any], keep: int) -> torch.Tensor:
+    """Logits [B, keep, V] of the last tokens of a forward with these inputs and no others."""
+    if "logits_to_keep" in forward_arguments(model):
+        inputs = {**inputs, "logits_to_keep": keep}
+    logits: torch.Tensor = model(use_cache=True, return_dict=True, **inputs).logits
+    return rounded(logits[:, -keep:])
+
+
+def run_embeddings(
+    model: Any, runner: Any, embeddings: torch.Tensor, starts: Lengths, keep: int
+) -> torch.Tensor:
+    """As `SpecRunner.forward`, for tokens given as embeddings [B, n, H]."""
+    inputs = runner.window(starts, embeddings.shape[1])
+    return run_inputs(model, {"inputs_embeds": embeddings, **inputs}, keep)
 
 
 class SplitModel:

@@ -25,8 +25,7 @@ class ChosenCache:
         check: what is known of it.
         reasons: by kind, why those before it do not suit the model.
         model: what fills the cache: the model, or its packed twin.
-        why_not_packed: how the packed twin differs from the model, empty where it runs or there is
-            none.
+        why_not_packed: how the packed twin differs; empty where it runs or there is none.
     """
 
     request: CacheRequest

@@ -268,14 +268,6 @@ def context_length(model: Any) -> int | None:
     return length if isinstance(length, int) and length > 0 else None
 
 
-def run_inputs(model: Any, inputs: dict[str, Any], keep: int) -> torch.Tensor:
-    """Logits [B, keep, V] of the last tokens of a forward with these inputs and no others."""
-    if "logits_to_keep" in forward_arguments(model):
-        inputs = {**inputs, "logits_to_keep": keep}
-    logits: torch.Tensor = model(use_cache=True, return_dict=True, **inputs).logits
-    return rounded(logits[:, -keep:])
-
-
 def rounded(logits: torch.Tensor) -> torch.Tensor:
     """Logits as they leave a model: float64 becomes float32, the widest dtype that the ops take.
 
@@ -283,14 +275,6 @@ def rounded(logits: torch.Tensor) -> torch.Tensor:
     a tie, of which greedy decoding takes the lowest id, there and here.
     """
     return logits.float() if logits.dtype == torch.float64 else logits
-
-
-def run_embeddings(
-    model: Any, runner: Any, embeddings: torch.Tensor, starts: NDArray[np.int64], keep: int
-) -> torch.Tensor:
-    """As `SpecRunner.forward`, for tokens given as embeddings [B, n, H]."""
-    inputs = runner.window(starts, embeddings.shape[1])
-    return run_inputs(model, {"inputs_embeds": embeddings, **inputs}, keep)
 
 
 def model_inside(model: Any) -> Any:

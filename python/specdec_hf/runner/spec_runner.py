@@ -241,13 +241,7 @@ class SpecRunner(Runner):
         A token attends to those before it as the cache holds them, and to itself as this forward
         reads it. So a part of the model reads all tokens of a text in one forward as it would read
         each of them alone. Keys and values go beyond the text, where the next forward overwrites
-        them.
-
-        Args:
-            size: tokens of the longest sequence.
-
-        Returns:
-            As `window`, for ``size`` tokens per sequence.
+        them. The inputs are as those of `window`, for ``size`` tokens: those of the longest text.
         """
         cache, lengths = self.cache, self.cache.lengths
         longest = int(lengths.max())
