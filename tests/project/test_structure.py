@@ -337,7 +337,7 @@ def test_a_suite_over_each_budget_is_found():
 
 # Budgets of the loop. They only go down, too.
 
-CLOSURE = (60, 10_965)  # files and lines of specdec_hf that importing specdec_hf.api loads
+CLOSURE = (60, 10_964)  # files and lines of specdec_hf that importing specdec_hf.api loads
 LIMITS = {"fields of a class": 14, "own imports of a module": 14, "lines of a function": 60}
 ABOVE = {"fields of a class": 4, "own imports of a module": 5, "lines of a function": 5}
 

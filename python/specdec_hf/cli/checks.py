@@ -34,7 +34,6 @@ from specdec_hf.drafting.registry import (
     drafters,
     entry_named,
     entry_of,
-    has_own_tree,
     parse_drafter,
     value_of,
 )
@@ -474,3 +473,9 @@ def check_text(option: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         fail(f"{option} is not valid UTF-8 at character {error.start}")
+
+
+def has_own_tree(drafters: Sequence[str]) -> bool:
+    """Whether the only one of these drafters drafts trees of its own."""
+    entry = entry_named(drafters[0]) if len(drafters) == 1 else None
+    return entry is not None and entry.own_tree

@@ -10,7 +10,7 @@ import json
 import os
 import pkgutil
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,12 +146,6 @@ def entry_of(text: str) -> Entry | None:
 def entry_named(text: str) -> Entry | None:
     """The entry of a drafter's text, whose value is not checked; None for those without a name."""
     return entry_called(text.partition(":")[0])
-
-
-def has_own_tree(drafters: Sequence[str]) -> bool:
-    """Whether the only one of these drafters drafts trees of its own."""
-    entry = entry_named(drafters[0]) if len(drafters) == 1 else None
-    return entry is not None and entry.own_tree
 
 
 class ParsedDrafter(NamedTuple):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.call import Asks, DrafterCall
@@ -27,7 +28,6 @@ from specdec_hf.schedules.costs import (
     Measurements,
     recall,
     remember,
-    what_drafts,
 )
 
 
@@ -54,7 +54,8 @@ class DraftLengthPolicy:
         self.schedule, self.costs, self.drafter = schedule, costs, drafter
         self.model, self.rule, self.stats = model, rule, stats
         self.batch_size = batch_size
-        self.drafts = what_drafts(drafter)
+        own = getattr(drafter, "model", None)  # a draft model is measured for itself
+        self.drafts = own if isinstance(own, torch.nn.Module) else type(drafter)
         self.shape = (self.batch_size, stats.tree, stats.forwards, costs.padded(1))
         self.remembers = costs.measured and clock is time.perf_counter
         self.guard: BenefitGuard | None = None

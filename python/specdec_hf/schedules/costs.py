@@ -15,8 +15,6 @@ from statistics import median
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
-
 # Where no clock may decide, nothing is measured: a forward reads the weights once, and
 # so many more rows are taken to cost as much again. Rows add less on a device, which has arithmetic
 # to spare: a guess.
@@ -342,18 +340,12 @@ class Measurements:
 Measured = WeakKeyDictionary[Any, dict[Hashable, Measurements]]
 
 
-def what_drafts(drafter: Any) -> Any:
-    """The draft model, or the class of a drafter that has none at the moment."""
-    model = getattr(drafter, "model", None)
-    return model if isinstance(model, nn.Module) else type(drafter)
-
-
 def recall(measured: Measured, drafts: Any, shape: Hashable) -> Measurements:
     """A copy of what earlier calls have measured.
 
     Args:
         measured: of the target.
-        drafts: from `what_drafts`.
+        drafts: the draft model, or the class of a drafter that has none.
         shape: of a round: batch size, tree, how its forwards run, and its smallest width.
     """
     found = measured.get(drafts, {}).get(shape)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from specdec_hf.cli.checks import Settings, chains_of_auto
+from specdec_hf.cli.checks import Settings, chains_of_auto, has_own_tree
 from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.run import encode, make_decoder
 from specdec_hf.cli.sources import Source
 from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafting.registry import AUTO, drafters, entry_named, has_own_tree
+from specdec_hf.drafting.registry import AUTO, drafters, entry_named
 from specdec_hf.options import rule_parameters
 from specdec_hf.rules import LOSSY_RULES
 from specdec_hf.schedules.registry import tree_schedules

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specdec_hf.cli.checks import Settings, Sources, check
+from specdec_hf.cli.checks import Settings, Sources, check, has_own_tree
 from specdec_hf.cli.sources import Source
-from specdec_hf.drafting.registry import AUTO, entry_named, has_own_tree, parse_drafter
+from specdec_hf.drafting.registry import AUTO, entry_named, parse_drafter
 from specdec_hf.schedules.registry import make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree
 
