@@ -16,7 +16,7 @@ from specdec_papers.cascade import HorizontalCascade, HorizontalState, level_cal
 from specdec_papers.ngram import RandomDrafter
 from specdec_papers.vertical_cascade import VerticalCascade, VerticalState
 from support import hf_models
-from support.cli_models import one_line_error, succeed
+from support.cli_models import one_line_error
 from support.drafter_proof import (
     SIGNIFICANCE,
     VOCAB,
@@ -279,15 +279,6 @@ def test_names_and_models_of_a_cascade_are_checked():
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             VerticalCascade(model, drafter)
-
-
-@pytest.mark.parametrize(
-    "cascade", ["vertical --tree 2,1,1", "horizontal:2 --temperature 0.8 --seed 1"]
-)
-def test_cascades_of_the_command_line_draft(cascade, folder):
-    asked = "--drafter layers:1 --drafter prompt_lookup --max-new-tokens 8 --guard off --cascade"
-    words = [*asked.split(), *cascade.split()]
-    assert "draft" in succeed("generate", "--model", folder, "--prompt", "ab ab ab", *words).output
 
 
 WRONG = [

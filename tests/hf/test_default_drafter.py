@@ -1,16 +1,13 @@
 """The drafter of a call that names none: what it chooses, and that the text is plain decoding's."""
 
-import inspect
 import sys
 
 import pytest
 import torch
-from specdec_hf import AutoDrafter, SpeculativeDecoder, generate
-from specdec_hf.cli.options import DEFAULT_DRAFTERS
+from specdec_hf import AutoDrafter, generate
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
-from specdec_hf.options import Options
 from support import hf_models
 from support.drafter_proof import begun, with_states
 from support.hf_models import Clock, head_for
@@ -34,16 +31,6 @@ def run(model, lengths=ONE, inputs=None, **kwargs):
 
 def text_of(out):
     return out.sequences.tolist()
-
-
-def test_the_default_of_every_entry_is_auto(model):
-    for function in (generate, SpeculativeDecoder, Options):
-        assert inspect.signature(function).parameters["drafter"].default == AUTO
-    assert DEFAULT_DRAFTERS == (AUTO,)
-    inputs = hf_models.prompts(ONE, vocab_size=11)
-    kwargs = {"max_new_tokens": 3, "return_dict_in_generate": True}
-    hooked = model.generate(**inputs, **kwargs, custom_generate=SpeculativeDecoder())
-    assert hooked.stats.drafter == AUTO
 
 
 @pytest.mark.covering(test=1)

@@ -32,18 +32,19 @@ def test_the_text_is_that_of_plain_decoding(name, lengths, cache, drafter, gamma
     torch.testing.assert_close(got.logprobs, plain.logprobs, rtol=1e-3, atol=1e-3)
 
 
-def test_sampling_parameters_per_sequence():
+@pytest.mark.parametrize("tree", [None, (3, 2)], ids=["chain", "tree"])
+def test_sampling_parameters_per_sequence(tree):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
     inputs["input_ids"][1] = inputs["input_ids"][0]
-    drafter = hf_models.perturbed("llama")
+    drafts = {"drafter": hf_models.perturbed("llama"), "tree": tree}
     mixed = run(
-        model, inputs, drafter=drafter, do_sample=True, seed=[4, 5], temperature=[0.0, 0.7],
+        model, inputs, **drafts, do_sample=True, seed=[4, 5], temperature=[0.0, 0.7],
         top_k=[2**40, 20], top_p=torch.tensor([1.0, 0.95]),
     )  # fmt: skip
     greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     assert mixed.sequences[0].tolist() == greedy[0].tolist()
     second = {key: value[1:] for key, value in inputs.items()}
-    sampled = run(model, second, drafter=drafter, **SAMPLED)
+    sampled = run(model, second, **drafts, **SAMPLED)
     assert mixed.sequences[1].tolist() == sampled.sequences[0].tolist()
 
 

@@ -300,14 +300,3 @@ def test_refused_inputs_are_named():
         for kwargs, message in cases:
             with pytest.raises(error, match=message):
                 generate(model, **kwargs, max_new_tokens=4)
-
-
-def test_rule_match_with_processors_equals_plain_sampling():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
-    kwargs = {
-        "max_new_tokens": 16, "do_sample": True, "temperature": 0.8, "repetition_penalty": 1.5,
-        "no_repeat_ngram_size": 3, "rule": "match", "seed": 11,
-    }  # fmt: skip
-    plain = generate(model, **inputs, **kwargs, drafter=None)
-    for drafter in ("prompt_lookup", hf_models.perturbed("llama")):
-        assert generate(model, **inputs, drafter=drafter, **kwargs).tolist() == plain.tolist()

@@ -212,27 +212,3 @@ def test_the_plain_round_of_the_guard_does_not_depend_on_the_batch():
     assert together.stats.gammas[:6] == [0, 2, 2, 2, 2, 0]
     assert alone.stats.gammas[1] == alone.stats.gammas[5] == 0
     assert alone.sequences.tolist() == together.sequences[:8].tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
-@pytest.mark.parametrize("rule", ["auto", "token"])
-def test_recorded_seeds_repeat_a_sequence_alone_and_in_another_batch(drafter, rule):
-    """The guard has its default, and rule auto is token for prompt lookup and block for a model."""
-    model, lengths = hf_models.tiny("llama"), (9, 4, 12)
-    inputs = hf_models.prompts(lengths)
-    kwargs = {
-        **SAMPLED, "drafter": hf_models.drafter_for("llama", drafter), "rule": rule,
-        "max_new_tokens": NEW,
-    }  # fmt: skip
-    out = generate(model, **inputs, **kwargs)
-    seeds = out.stats.seeds
-    assert texts(generate(model, **inputs, **kwargs, seed=seeds)) == texts(out)
-    for b in (0, 1):
-        alone = {key: value[b : b + 1, -lengths[b] :] for key, value in inputs.items()}
-        assert texts(generate(model, **alone, **kwargs, seed=seeds[b])) == texts(out)[b : b + 1]
-    order = [2, 0, 2, 1]
-    other = {key: value[order] for key, value in inputs.items()}
-    got = generate(model, **other, **kwargs, seed=[seeds[b] for b in order])
-    assert texts(got) == [texts(out)[b] for b in order]

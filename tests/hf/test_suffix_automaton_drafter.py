@@ -110,14 +110,6 @@ def test_the_oldest_texts_are_dropped_first():
     assert kept.nbytes == 16
 
 
-def test_texts_of_another_vocabulary_are_dropped():
-    kept = KeptTexts(2**10)
-    kept.add([np.arange(9)], 50)
-    kept.add([np.arange(4)], 11)
-    assert [corpus.tokens.tolist() for corpus in kept.corpora(11)] == [[0, 1, 2, 3, END]]
-    assert kept.corpora(50) == ()
-
-
 def test_seeds_are_kept_longer_than_their_texts():
     """When a text is dropped depends on how long it is, and so on its noise."""
     kept = KeptTexts(8 * 4)

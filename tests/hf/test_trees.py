@@ -132,19 +132,6 @@ def test_rule_auto_follows_drafter_and_layout():
         assert got.stats.tree
 
 
-def test_sequences_of_temperature_0_in_a_sampled_batch_are_greedy():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
-    inputs["input_ids"][1] = inputs["input_ids"][0]
-    greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
-    for rule in ("multi_draft_wor", "traversal"):
-        mixed = run(
-            model, inputs, drafter=hf_models.perturbed("llama"), tree=(3, 2), do_sample=True,
-            seed=5, temperature=[0.0, 0.7], top_k=[0, 20], rule=rule,
-        )  # fmt: skip
-        assert mixed.sequences[0].tolist() == greedy[0].tolist()
-        assert mixed.stats.sequences[0].accepted > 0
-
-
 def test_trees_of_greedy_text_hold_the_most_likely_tokens_under_rule_match_too():
     """Also where all siblings but the first are drawn without replacement."""
     model, drafter = hf_models.tiny("llama"), hf_models.perturbed("llama", 0.3)

@@ -178,15 +178,21 @@ def test_positions_of_drafts_are_the_same(rule):
 
 
 @pytest.mark.parametrize(
-    ("positions", "number", "rule"),
-    [(torch.tensor(1), 2, "token"), (torch.ones(2), 2, "token"), ([1], 2, "token"),
-     (i64(1), 2.5, "token"), (i64(1), -1, "token"), (i64(1), 2, "tokens"), (i64(1), 2, None),
-     (i64(1), 2, np.ones((50, 50)))],
+    ("positions", "number", "rule", "message"),
+    [
+        (torch.tensor(1), 2, "token", "positions must be [B], got []"),
+        (torch.ones(2), 2, "token", "positions must be int32 or int64, got float32"),
+        ([1], 2, "token", "positions must be "), (i64(1), -1, "token", "number must be "),
+        (i64(1), 2.5, "token", "number must be an integer, got 2.5"),
+        (i64(1), 2, "tokens", "rule must be "), (i64(1), 2, None, "rule must be "),
+        (i64(1), 2, np.ones((50, 50)), "rule must be "),
+    ],
 )  # fmt: skip
-def test_positions_of_drafts_are_refused_with_the_same_message(positions, number, rule):
+def test_positions_of_drafts_are_refused_with_the_same_message(positions, number, rule, message):
     text = both_refuse(
         lambda package, read: package.draft_positions(read(positions), number, rule=rule)
     )
+    assert text.startswith(message)
     assert len(text) < 200
 
 

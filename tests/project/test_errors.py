@@ -238,10 +238,7 @@ def test_what_is_no_record_is_named(op, name, value, message):
     ("name", "value", "error", "message"),
     [
         ("top_k", torch.tensor([2.9]), ValueError, "top_k must be int32 or int64"),
-        ("top_k", -1, RuntimeError, "top_k must be at least 0"),
         ("temperature", torch.tensor(0.5), ValueError, "got a 0-dim tensor"),
-        ("temperature", -1, RuntimeError, "temperature must be finite and at least 0, got -1"),
-        ("top_p", 0, RuntimeError, r"top_p must be in \(0, 1\], got 0"),
     ],
 )
 def test_public_sampling_parameters_are_named(name, value, error, message):

@@ -86,19 +86,6 @@ def test_a_missing_library_is_an_import_error_with_the_reason(tmp_path):
     assert renamed == "_C.so was built for another package: it has no torch.ops.renamed"
 
 
-@pytest.mark.parametrize(
-    ("positions", "number", "message"),
-    [
-        (torch.tensor(1), 2, r"positions must be \[B\], got \[\]"),
-        (torch.ones(2), 2, "positions must be int32 or int64, got float32"),
-        (torch.arange(2), 2.5, "number must be an integer, got 2.5"),
-    ],
-)
-def test_positions_of_drafts_are_validated(positions, number, message):
-    with pytest.raises((TypeError, RuntimeError), match=message):
-        specdec_kernels.draft_positions(positions, number, rule="token")
-
-
 def test_a_tree_of_0_dim_tensors_is_refused():
     target, one = torch.zeros(1, 1, 5), torch.zeros(1, dtype=torch.int64)
     tree = specdec_kernels.Tree(one[0], one[0])

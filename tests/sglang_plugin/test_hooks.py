@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from compat.sglang_loops import chain, expected, outputs, random_tree, sampling_info
+from compat.sglang_loops import chain, expected, linked, outputs, random_tree, sampling_info
 from proofs import SIGNIFICANCE, chi_square
 from specdec_sglang import plugin
 
@@ -75,13 +75,7 @@ def step(loaded, monkeypatch):
 
 
 def two_children():
-    one = dict(
-        candidates=torch.tensor([[0, 1, 4]]), retrieve_index=torch.arange(N)[None],
-        retrieve_next_token=torch.tensor([[1, -1, -1]]),
-        retrieve_next_sibling=torch.tensor([[-1, 2, -1]]),
-    )  # fmt: skip
-    tree = {name: t.expand(B, N).contiguous() for name, t in one.items()}
-    return tree | dict(retrieve_index=torch.arange(B * N).view(B, N))
+    return dict(candidates=torch.tensor([[0, 1, 4]] * B), **linked([[-1, 0, 0]] * B))
 
 
 LOGITS = torch.randn(1, N, V, generator=torch.Generator().manual_seed(3)).mul(1.5)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from compat.sglang_loops import expected, outputs, random_tree, sampling_info
+from compat.sglang_loops import expected, linked, outputs, random_tree, sampling_info
 from proofs import SIGNIFICANCE, chi_square
 from specdec_sglang.verification import Step, verify_step_
 
@@ -54,14 +54,8 @@ PARAMETERS = [
 def test_tokens_follow_the_target_under_all_parameters(given):
     """Those after the root, with two children; and not the target without them, the control."""
     logits = torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(3)).mul(1.5)
-    one = torch.tensor([[0, 1, 4]])
-    tree = dict(
-        candidates=one, retrieve_index=torch.arange(3 * DRAWS).view(-1, 3),
-        retrieve_next_token=torch.tensor([[1, -1, -1]]),
-        retrieve_next_sibling=torch.tensor([[-1, 2, -1]]),
-    )  # fmt: skip
-    tree = {name: t.expand(DRAWS, 3) for name, t in tree.items()}
     torch.manual_seed(7)
+    tree = dict(candidates=torch.tensor([[0, 1, 4]] * DRAWS), **linked([[-1, 0, 0]] * DRAWS))
     out, missing = verified(logits.expand(DRAWS, 3, 6), tree, 3, **given)
     first = out["predicts"].view(DRAWS, 3)[:, 0].long()
     assert missing == []
