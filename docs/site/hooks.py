@@ -14,10 +14,15 @@ from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
 sys.path.append(str(Path(__file__).parent))  # for the extension of griffe, too
-from sources import BESIDE, ROOT, commands_left, names_of_the_loop, ops, with_links_of_the_site
+from sources import BESIDE, ROOT, commands_left, names_of, ops, with_links_of_the_site
 
 # Files beside docs/ that pages show or link to.
 SHOWN = ("bench/results/**/*.svg", "examples/*.py")
+# Page -> the packages whose public names it lists.
+REFERENCES = {
+    "reference.md": ["specdec_hf"],
+    "reference-papers.md": ["specdec_papers", "specdec_serve"],
+}
 # Pages that docstrings and the changelog name; neither those in links nor those in programs.
 NAMED = re.compile(r"<a\b.*?</a>|<pre\b.*?</pre>|\bdocs/([\w/-]+)\.md(#[\w-]+)?", re.DOTALL)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
@@ -31,14 +36,15 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what lies beside docs/, the pages of the ops, and that of the names of the loop."""
+    """Add what lies beside docs/, the pages of the ops, and those of the names of the loop and its guests."""
     pages = {page: (ROOT / name).read_text() for name, page in BESIDE.items()}
     for op, classes in ops().items():
         blocks = [f"::: specdec_kernels.{op}\n    options: {{heading_level: 1}}\n"]
         blocks += [f"::: specdec_kernels.{name}\n" for name in classes]
         pages[f"ops/{op}.md"] = "\n".join(blocks)
-    names = "".join(f"\n::: {name}\n" for name in names_of_the_loop())
-    pages["reference.md"] = f"# Names of specdec_hf\n{names}"
+    for page, packages in REFERENCES.items():
+        names = "".join(f"\n::: {name}\n" for package in packages for name in names_of(package))
+        pages[page] = f"# Names of {' and '.join(packages)}\n{names}"
     for page, content in pages.items():
         files.append(File.generated(config, page, content=content))
     for path in sorted(path for pattern in SHOWN for path in ROOT.glob(pattern)):

@@ -43,9 +43,9 @@ def ops() -> dict[str, list[str]]:
     return found
 
 
-def names_of_the_loop() -> list[str]:
-    """The public names of `specdec_hf`, each with the module that defines it."""
-    stub = ast.parse((ROOT / "python/specdec_hf/__init__.pyi").read_text())
+def names_of(package: str) -> list[str]:
+    """The public names of a package, each with the module that defines it."""
+    stub = ast.parse((ROOT / "python" / package / "__init__.pyi").read_text())
     imports = [n for n in stub.body if isinstance(n, ast.ImportFrom)]
     return [f"{n.module}.{name.name}" for n in imports for name in n.names]
 

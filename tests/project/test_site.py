@@ -29,10 +29,10 @@ def test_each_op_and_each_class_has_one_place():
     assert sorted(placed) == sorted(public - {"Rule", "TreeRule"})
 
 
-def test_the_names_of_the_loop_are_those_of_its_package():
-    specdec_hf = pytest.importorskip("specdec_hf")
-    names = sources.names_of_the_loop()
-    assert [name.rpartition(".")[2] for name in names] == specdec_hf.__all__
+@pytest.mark.parametrize("package", ["specdec_hf", "specdec_papers", "specdec_serve"])
+def test_the_names_of_a_package_are_those_that_it_exports(package):
+    names = [name.rpartition(".")[2] for name in sources.names_of(package)]
+    assert names == pytest.importorskip(package).__all__
 
 
 # The page of claims: rows of a claim with a link to its figures, a command, a machine, a commit.
