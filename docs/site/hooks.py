@@ -36,7 +36,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what lies beside docs/, the pages of the ops, and those of the names of the loop and its guests."""
+    """Add what lies beside docs/, the pages of the ops, and those of the names of packages."""
     pages = {page: (ROOT / name).read_text() for name, page in BESIDE.items()}
     for op, classes in ops().items():
         blocks = [f"::: specdec_kernels.{op}\n    options: {{heading_level: 1}}\n"]
