@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from specdec_hf.drafters import model as draft_model
+from specdec_hf.heads.pairs import compiled_step
 from specdec_hf.heads.pairs import draft as head_draft
-from specdec_hf.heads.pairs import step as compiled_step
 from specdec_hf.loop import begin, plan
 from specdec_hf.runner import forwards, policy
 from specdec_hf.runner.compiled import compiled_call, forward

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hf.recorded_ops import compile_on_cpu, leaving_out, record_ops
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
-from specdec_hf.heads.pairs import step as compiled_step
+from specdec_hf.heads.pairs import compiled_step
 from specdec_hf.heads.pairs.cache import HeadCache
 from specdec_hf.runner.compiled import cuda_graphs, forward
 from specdec_hf.runner.forwards import Borrower, CompileStats

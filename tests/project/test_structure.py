@@ -337,7 +337,11 @@ def test_a_suite_over_each_budget_is_found():
 
 # Budgets of the loop. They only go down, too.
 
-CLOSURE = (60, 10_964)  # files and lines of specdec_hf that importing specdec_hf.api loads
+# Files and lines of specdec_hf that a module loads: the loop alone, and with the default drafter.
+CLOSURES = {
+    "specdec_hf.api": (60, 10_964),
+    "specdec_hf.api, specdec_hf.heads.auto": (74, 13_919),
+}
 LIMITS = {"fields of a class": 14, "own imports of a module": 14, "lines of a function": 60}
 ABOVE = {"fields of a class": 4, "own imports of a module": 5, "lines of a function": 5}
 
@@ -370,9 +374,10 @@ def beyond(texts, graph, limits):
 
 def test_the_loop_keeps_to_its_budgets():
     texts = {m: p.read_text() for m, p in MODULES.items() if m.split(".")[0] == "specdec_hf"}
-    loaded = closure("specdec_hf.api")
-    assert len(loaded) <= CLOSURE[0], loaded
-    assert sum(len(texts[name].splitlines()) for name in loaded) <= CLOSURE[1]
+    for modules, (files, lines) in CLOSURES.items():
+        loaded = closure(modules)
+        assert len(loaded) <= files, loaded
+        assert sum(len(texts[name].splitlines()) for name in loaded) <= lines, modules
     graph = {m: {n for n in names if n in texts} for m, names in import_graph().items()}
     found = beyond(texts, graph, LIMITS)
     assert not {what: names for what, names in found.items() if len(names) > ABOVE[what]}

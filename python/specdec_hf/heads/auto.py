@@ -9,10 +9,7 @@ from specdec_hf.drafters.copying import PromptLookupDrafter, SuffixAutomatonDraf
 from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.drafter import Drafter, State
-from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
-from specdec_hf.heads.eagle3.files import load_head
-from specdec_hf.heads.eagle3.head import Eagle3Head
-from specdec_hf.heads.placed import PlacedHead
+from specdec_hf.drafting.registry import class_of
 from specdec_hf.heads.shipped import FoundHead, find_head, is_shipped
 from specdec_hf.model_paths import state_of_files
 from specdec_hf.runner.model_record import record_of
@@ -57,7 +54,7 @@ class AutoDrafter(Drafter, entry="auto"):
         if found.note is not None:
             call.note(found.note)
         if head is not None:
-            drafters.insert(0, Eagle3Drafter(head, HEAD_TREE))
+            drafters.insert(0, class_of("eagle3")(head, HEAD_TREE))
         state = TrieDrafter(drafters, TREE).begin(call)
         shipped = found.folder is not None and is_shipped(found.folder)
         if shipped and call.batch_size == 1:
@@ -75,7 +72,7 @@ class AutoDrafter(Drafter, entry="auto"):
             head.on(model)
         return head is not None
 
-    def _find(self, model: Any) -> tuple[PlacedHead[Eagle3Head] | None, FoundHead]:
+    def _find(self, model: Any) -> tuple[Any, FoundHead]:
         if not self._takes_head or model.device.type != "cpu":
             return None, FoundHead()
         try:
@@ -84,8 +81,8 @@ class AutoDrafter(Drafter, entry="auto"):
             raise Refused(f"cannot read the head of the target: {error}") from error
 
 
-def _read(model: Any) -> tuple[PlacedHead[Eagle3Head] | None, FoundHead]:
-    """The head of a target, which is read where its files are not those of earlier calls."""
+def _read(model: Any) -> tuple[Any, FoundHead]:
+    """The `PlacedHead` of a target or None; it is read again where its files were changed."""
     answer = find_head(model)
     folder = answer.folder
     if folder is None:
@@ -95,5 +92,9 @@ def _read(model: Any) -> tuple[PlacedHead[Eagle3Head] | None, FoundHead]:
     # it.
     record = record_of(model)
     if record.head is None or record.head[0] != key:
+        from specdec_hf.heads.eagle3.files import load_head  # noqa: PLC0415  # where there is one
+        from specdec_hf.heads.eagle3.head import Eagle3Head  # noqa: PLC0415
+        from specdec_hf.heads.placed import PlacedHead  # noqa: PLC0415
+
         record.head = key, PlacedHead(folder, Eagle3Head, load_head)
     return record.head[1], answer

@@ -19,8 +19,6 @@ from torch.nn import functional
 
 from specdec_hf.arguments import Refused, check_integer, check_integers
 from specdec_hf.heads.base import state_of
-from specdec_hf.heads.eagle3.files import load_head
-from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.files import CONFIG, checked_size, read_config
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.self_check import PASSING, undisturbed
@@ -68,13 +66,13 @@ def read_sample(folder: Path, vocab_size: int) -> Sample | None:
 
 
 @torch.no_grad()
-def agreement_of(head: Eagle3Head, model: Any, sample: Sample) -> float | None:
+def agreement_of(head: Any, model: Any, sample: Sample) -> float | None:
     """The share of an answer's tokens at which the head's first draft is the target's choice.
 
     The target reads the whole text in one forward, which leaves no trace in it.
 
     Args:
-        head: float32, on the host; it takes the target's output matrix.
+        head: an `Eagle3Head` in float32, on the host; it takes the target's output matrix.
         model: the target, of the head's sizes.
         sample: the text.
 
@@ -185,6 +183,8 @@ def _agreement(model: Any, folder: Path) -> float | None:
     record = record_of(model)
     known = record.agreement
     if known is None or known[0] != key:
+        from specdec_hf.heads.eagle3.files import load_head  # noqa: PLC0415  # where there is one
+
         head = load_head(folder)
         sample = read_sample(folder, head.config.vocab_size)
         agreement = None if sample is None else agreement_of(head, model, sample)

@@ -106,7 +106,8 @@ def _check(model: Any, kind: CacheKind, request: CacheRequest, twin: Any = None)
 def check_kind(kind: str) -> None:
     """Raises ValueError for a name of no cache."""
     if kind not in ("auto", *(named.name for named in NAMED_KINDS)):
-        raise ValueError(f"cache must be 'auto', 'spec', 'aligned' or 'dynamic', got {kind!r}")
+        *names, last = (repr(named.name) for named in NAMED_KINDS)
+        raise ValueError(f"cache must be 'auto', {', '.join(names)} or {last}, got {kind!r}")
 
 
 def _cause_in_modules(model: Any) -> str:

@@ -15,14 +15,7 @@ from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Cost
 from specdec_hf.heads.pairs.cache import HeadCache
 from specdec_hf.heads.pairs.head import PairHead
-from specdec_hf.heads.pairs.step import (
-    PairStep,
-    borrow_graphs,
-    compiled_step,
-    packed_step,
-    takes,
-)
-from specdec_hf.runner.compiled.compiled_call import CompiledCall
+from specdec_hf.heads.pairs.step import PairStep, packed_step, takes
 from specdec_hf.runner.forwards import CompileStats, compiles_on
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, Lengths, context_length, to_device
 from specdec_kernels import tree_attention
@@ -222,11 +215,16 @@ class HeadStepper(PairStepper):
             self._step, packed = packed_step(head, check=how.self_check, note=call.note)
             if how.packed is not None:
                 how.packed.append(packed)
-        self._compiled: CompiledCall | None = None
+        self._compiled: Any = None  # `CompiledCall`
         if how.compile and graphs and self._rope_type in ROPES_BY_LENGTH:
             reason = f"angles of its rotary embedding {self._rope_type!r} depend on the text"
             call.report_compiled("head", CompileStats(eager=reason))
         elif how.compile and graphs:
+            from specdec_hf.heads.pairs.compiled_step import (  # noqa: PLC0415  # CUDA alone
+                borrow_graphs,
+                compiled_step,
+            )
+
             compiled = compiled_step(
                 head, several=call.batch_size > 1, check=how.self_check, note=call.note
             )
