@@ -132,6 +132,42 @@ def test_rule_auto_follows_drafter_and_layout():
         assert got.stats.tree
 
 
+def test_sequences_of_temperature_0_in_a_sampled_batch_are_greedy():
+    """With two models, of which the second drafts the accepted tokens below an equal sibling."""
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 9))
+    inputs["input_ids"][1] = inputs["input_ids"][0]
+    greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    for rule in ("multi_draft_wor", "traversal"):
+        for drafter in (hf_models.perturbed("llama"), [hf_models.perturbed("llama", 0.3), model]):
+            mixed = run(
+                model, inputs, drafter=drafter, tree=(1, 1), do_sample=True, seed=5,
+                temperature=[0.0, 0.7], top_k=[0, 20], rule=rule,
+            )  # fmt: skip
+            assert mixed.sequences[0].tolist() == greedy[0].tolist()
+            assert mixed.stats.sequences[0].accepted > 0
+
+
+def test_a_rule_of_the_users_own_rejects_the_children_of_the_node_that_it_accepted():
+    """The second of two equal nodes, under which another child hangs than under the first."""
+
+    class Twins(StatelessDrafter):
+        name, size, depth = "twins", 4, 2
+
+        def propose(self, texts, limits):
+            return Draft(torch.tensor([[1, 1, 2, 3]]), torch.tensor([[-1, -1, 0, 1]]))
+
+    def second(P, Q, tokens, uniforms, parents):
+        return [1], P[2]
+
+    rounds = []
+    run(
+        hf_models.tiny("llama"), hf_models.prompts((9,)), drafter=Twins(), rule=second,
+        do_sample=True, seed=1, max_new_tokens=6, trace=rounds.append,
+    )  # fmt: skip
+    rejected = [traced.steps[0].rejected for traced in rounds if traced.draft_token_ids.numel()]
+    assert rejected == [[3]] * len(rejected) != []
+
+
 def test_trees_of_greedy_text_hold_the_most_likely_tokens_under_rule_match_too():
     """Also where all siblings but the first are drawn without replacement."""
     model, drafter = hf_models.tiny("llama"), hf_models.perturbed("llama", 0.3)

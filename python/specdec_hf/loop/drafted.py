@@ -6,7 +6,7 @@ the last committed token, with `verify_tree`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, cast
 
@@ -184,27 +184,41 @@ class DraftedRound:
         drafted = np.zeros(len(path), dtype=np.int64)
         depths, tried = drafted.copy(), drafted.copy()
         rejected = [[] for _ in path]
-        # Only this rule keeps the children of equal siblings apart.
-        apart = self.session.rule == "traversal"
         for b in np.flatnonzero(self.session.history.active).tolist():
-            nodes, steps = tokens[b].tolist(), path[b, : accepted[b]].tolist()
-            names = tuple(steps) if apart else tuple(nodes[n] for n in steps)
-            end = names if ends_in_draft[b] else None
-            children, drafted[b], depths[b] = _children(
-                nodes, parents[b].tolist(), range(len(nodes)) if apart else nodes, end
-            )
-            stats = self.session.stats.sequences[self.session.sequences.numbers[b]]
-            for depth, node in enumerate([*steps, None]):
-                siblings = children.get(names[:depth], [])
-                listed = _trials(siblings, nodes, reached[b], node)
-                if node is None:  # no sibling is left where the text ended with the last node
-                    stats.record_trials(len(listed), None)
-                    rejected[b] = list(dict.fromkeys(nodes[n] for n in listed))
-                else:
-                    trial = listed.index(node)
-                    stats.record_trials(trial + 1, trial)
+            nodes, above = tokens[b].tolist(), parents[b].tolist()
+            steps = path[b, : accepted[b]].tolist()
+            end = [nodes[n] for n in steps] if ends_in_draft[b] else None
+            children, drafted[b], depths[b] = _children(nodes, above, end)
+            rejected[b] = self._record_trials(b, steps, nodes, above, children, reached[b])
             tried[b] = accepted[b] + bool(rejected[b])
         return DraftCounts(drafted, depths, tried, rejected)
+
+    def _record_trials(
+        self,
+        b: int,
+        path: list[int],
+        tokens: list[int],
+        parents: list[int],
+        children: dict[int, list[int]],
+        reached: NDArray[np.int64],
+    ) -> list[int]:
+        """Record the trials along a path; returns the tokens that were rejected behind it."""
+        stats = self.session.stats.sequences[self.session.sequences.numbers[b]]
+        # These rules keep the children of equal siblings apart; others merge such siblings.
+        apart = self.session.rule in ("traversal", CUSTOM_RULE)
+        members = [-1]
+        for above, node in zip([-1, *path], [*path, None], strict=True):
+            if apart:  # traversal merges them where it is greedy, so the parent may be another
+                members = [above if node is None else parents[node]]
+            siblings = sorted(n for m in members for n in children.get(m, ()))
+            trials = _trials(siblings, tokens, reached, node)
+            if node is None:  # no sibling is left where the text ended with the last node
+                stats.record_trials(len(trials), None)
+                return list(dict.fromkeys(tokens[n] for n in trials))
+            trial = trials.index(node)
+            stats.record_trials(trial + 1, trial)
+            members = [n for n in siblings if tokens[n] == tokens[node]]
+        return []
 
     def rows(self, taken: Taken) -> NDArray[np.int64]:
         """[B, n], the row of logits that each emitted token was chosen from."""
@@ -289,18 +303,18 @@ def verify_without_residual(
 
 
 def _children(
-    tokens: list[int], parents: list[int], names: Sequence[int], end: tuple[int, ...] | None
-) -> tuple[dict[tuple[int, ...], list[int]], int, int]:
-    """The children behind each path of names, the number of present nodes, their largest depth.
+    tokens: list[int], parents: list[int], end: list[int] | None
+) -> tuple[dict[int, list[int]], int, int]:
+    """The children of each present node, the number of present nodes, and their largest depth.
 
-    Nodes behind the path ``end`` are absent, where a text ends with it.
+    Nodes behind the path of tokens ``end`` are absent, where a text ends with it.
     """
-    paths: dict[int, tuple[int, ...]] = {-1: ()}
-    children: dict[tuple[int, ...], list[int]] = {}
+    paths: dict[int, list[int]] = {-1: []}
+    children: dict[int, list[int]] = {}
     for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if token >= 0 and parent in paths and paths[parent] != end:
-            paths[n] = (*paths[parent], names[n])
-            children.setdefault(paths[parent], []).append(n)
+            paths[n] = [*paths[parent], token]
+            children.setdefault(parent, []).append(n)
     return children, len(paths) - 1, max(map(len, paths.values()))
 
 
@@ -310,8 +324,11 @@ def _trials(
     """The siblings that count as trials: those that the op compared, and of others each token once.
 
     Rule top_k_plus_one compares the last child first, and traversal the leaves alone; children
-    before an accepted one then count without having been compared.
+    before an accepted one then count without having been compared. A rule of the caller's own says
+    of no node whether it was compared, and each counts.
     """
+    if not reached.any():
+        return siblings
     trials: list[int] = []
     for n in siblings:
         if n == accepted or reached[n] or tokens[n] not in {tokens[m] for m in trials}:
