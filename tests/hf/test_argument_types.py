@@ -326,7 +326,9 @@ VALUES = {
     "pause must be at least 1, got 0": lambda: BenefitGuard(pause=0),
     "min_match must be at most 2, got 3": lambda: loop.RestDrafter(CORPUS, 3, 2),
     "must be in [0, 1], got 2.0": lambda: loop.SuffixAutomatonDrafter(min_confidence=2),
-    "max_bytes must be at least 8, got 7": lambda: loop.KeptTexts(7),
+    "max_bytes must be at least 8, got 7": lambda: loop.SuffixAutomatonDrafter.from_text(
+        "keep=7"  # a number without a unit is of bytes
+    ).for_target(TINY),
     "bytes such as 64MiB, got '64MB'": lambda: loop.SuffixAutomatonDrafter.from_text("keep=64MB"),
     "ngram must be an integer in [2, 1024], got 1": lambda: papers.LookaheadDrafter(ngram=1),
     "must be in [2, 1025], got 1": lambda: papers.LookaheadDrafter(1, 2, 0),

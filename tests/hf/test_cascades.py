@@ -16,7 +16,6 @@ from specdec_papers.cascade import HorizontalCascade, HorizontalState, level_cal
 from specdec_papers.ngram import RandomDrafter
 from specdec_papers.vertical_cascade import VerticalCascade, VerticalState
 from support import hf_models
-from support.cli_models import one_line_error
 from support.drafter_proof import (
     SIGNIFICANCE,
     VOCAB,
@@ -279,24 +278,6 @@ def test_names_and_models_of_a_cascade_are_checked():
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             VerticalCascade(model, drafter)
-
-
-WRONG = [
-    ("prompt_lookup", "vertical", "--cascade needs several --drafter, the largest"),
-    ("layers:1 random", "deep", "--cascade must be one of vertical, horizontal, got 'd"),
-    ("random prompt_lookup", "vertical", "--cascade vertical needs draft models, such "),
-    ("layers:1 auto", "vertical", "--cascade needs drafters of chains of their"),
-    ("layers:1 random", "vertical:2", "--cascade vertical takes no numbers, got"),
-    ("layers:1 random", "horizontal:2,2", "--cascade horizontal needs a number for"),
-    ("layers:1 random", "horizontal:2 --tree 2,1", "--tree must not be given"),
-]
-
-
-@pytest.mark.parametrize(("drafters", "cascade", "message"), WRONG)
-def test_a_wrong_cascade_gets_one_line(drafters, cascade, message, folder):
-    named = [word for name in drafters.split() for word in ("--drafter", name)]
-    asked = ("generate", "--model", folder, "--prompt", "ab", *named, "--cascade", *cascade.split())
-    assert message in one_line_error(*asked)
 
 
 def test_a_level_whose_nodes_were_guessed_needs_no_forward():

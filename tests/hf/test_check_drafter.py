@@ -25,7 +25,8 @@ def target():
 
 @pytest.fixture(scope="module")
 def smaller():
-    return hf_models.build("gpt2", seed=5, vocab_size=VOCAB)
+    """Of another architecture and dtype."""
+    return hf_models.build("gpt2", seed=5, vocab_size=VOCAB).to(torch.bfloat16)
 
 
 def failures(drafter, target, **options):

@@ -121,9 +121,6 @@ OPTIONS = {
         "--drafter layers:1 --temperature 0.8 --top-p 0.9 --rule match --gamma 3 "
         "--num-assistant-tokens-schedule heuristic",
         ["sampled outputs identical yes"], {"lossless": True}, {"rule": "match"}),
-    "several drafters": (
-        "--drafter lookahead:2,3,2 --drafter prompt_lookup --gamma 3",
-        ["greedy outputs identical yes"], {}, {"drafter": "lookahead, prompt_lookup"}),
     "sixteen bits": (
         "--dtype bfloat16 --drafter none", [], {"dtype": "bfloat16"}, {"forwards": "packed"}),
     "the model's own forwards": ("--dtype bfloat16 --no-compile", [], {}, {"forwards": "own"}),

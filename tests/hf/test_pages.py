@@ -1,8 +1,10 @@
-"""Pages of the documents: commands are accepted, names exist, examples run."""
+"""Pages of the documents: commands run what they name, names exist, examples run."""
 
 import functools
+import json
 import re
 import shlex
+import string
 import sys
 from pathlib import Path
 
@@ -13,10 +15,13 @@ import specdec_serve
 import torch
 from specdec_hf import check_drafter
 from specdec_hf.drafting.registry import drafters
-from support import cli_models, hf_models
-from support.cli_models import invoke, says, write_folder
+from specdec_papers import compat
+from support import cli_models, drafter_proof, hf_models
+from support.cli_models import END, invoke, write_folder
 from transformers import dynamic_module_utils
 
+import specdec_kernels
+from bench.tiny_models.build import build
 from specdec_kernels import analysis
 
 ROOT = Path(__file__).parents[2]
@@ -24,46 +29,129 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TEXT = (DOCS / "papers.md").read_text() if DOCS.is_dir() else ""
 PACKAGES = (specdec_hf, specdec_papers, specdec_serve)
-KINDS = "generate|analyze|bench|train|build"
-COMMANDS = sorted({*re.findall(rf"`python -m specdec_hf ((?:{KINDS}) [^`]*)`", TEXT)})
+KINDS = "generate|analyze|bench|train|build|chat"
+COMMANDS = [*dict.fromkeys(re.findall(rf"`python -m specdec_hf ((?:{KINDS}) [^`]*)`", TEXT))]
+OPTIONS = "drafter|rule|cascade|peer|head|ablate|num-assistant-tokens-schedule"
+NAMING = rf"--(?:(draft-model)|output FILE(\.\w+)|(?:{OPTIONS}) ([\w.+]+))"
+LETTERS = 2 * string.ascii_uppercase
+FIRST = {command.split()[0]: command for command in reversed(COMMANDS)}
+CALLS = re.findall(r"\| `([\w.]+\([^`]*[^.`]\))` \|$", TEXT, re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(not TEXT, reason="the documents are not beside the tests")
 
 
-@pytest.fixture
-def places(tmp_path, monkeypatch):
-    """What the words of the page stand for; nothing is loaded."""
-
-    def reached(*_, **__):
-        raise ValueError("a model would be loaded")
-
-    loading = (
-        "hf.cli.run.load_models", "lab.analysis.command.load_models",
-        "lab.bench.command.load_models", "hf.cli.load.read_config", "papers.build._tokenizer",
-    )  # fmt: skip
-    for name in loading:
-        monkeypatch.setattr(f"specdec_{name}", reached)
-    file = tmp_path / "questions.jsonl"
-    file.write_text('{"category": "a", "turns": ["Why?"]}\n' * 4)
-    return {"FOLDER": str(write_folder(tmp_path / "model")), "FILE": str(file), "TEXT": "Why?"}
+# What makes a command small, by what is in it.
+SMALL = {
+    "generate": "--max-new-tokens 16 --json out.json",
+    "chat": "--max-new-tokens 8",
+    "analyze": "--prompts FILE --limit 1 --max-new-tokens 16",
+    "bench": "--limit 4 --runs 1 --max-new-tokens 16",
+    "train": "--tokens 900 --length 24 --rows 8 --steps 4 --batch-size 4 --dtype float32",
+    "--draft-model": "--width 32 --num-layers 1",
+    "layer_skip": "--evaluations 4 --tokens 64 --length 16",
+}
 
 
-def run(command, places):
-    if command.startswith("train"):  # which writes where no model is
-        places = places | {"FOLDER": places["FOLDER"] + "-new"}
-    return invoke(*shlex.split(re.sub("|".join(places), lambda found: places[found[0]], command)))
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """What the words of the page stand for: a model that says letters, heads and files for it."""
+    place = tmp_path_factory.mktemp("papers")
+    model = hf_models.build("llama", vocab_size=END + 1)
+    with torch.no_grad():
+        model.lm_head.weight[: ord("A") - 33] = model.lm_head.weight[ord("Z") - 32 :] = 0
+    native = build("Glm4MoeForCausalLM", vocab_size=END + 1, num_hidden_layers=3)
+    state, size = native.state_dict(), native.config.hidden_size
+    state["model.layers.2.eh_proj.weight"] = torch.eye(size, 2 * size)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        state[f"model.layers.2.{name}.weight"] = torch.ones(size)
+    native.save_pretrained(place / "native", state_dict=state)
+    native.config.num_hidden_layers = 2  # so that the last layer is one of MTP
+    native.config.save_pretrained(place / "native")
+    model.save_pretrained(place / "model")
+    hf_models.with_noise(model, 0.05).save_pretrained(place / "draft")
+    for folder in ("model", "draft", "native"):
+        cli_models.tokenizer().save_pretrained(place / folder)
+    (place / "file").write_text(f'{{"category": "a", "turns": ["{LETTERS}"]}}\n' * 4)
+    heads = {
+        f"{kind}:FOLDER": drafter_proof.NAMED[kind](model, place)
+        for kind in re.findall(r"(\w+):FOLDER", " ".join(COMMANDS))
+    }
+    return heads | {
+        "layers:28": "layers:1", "early_exit:20": "early_exit:1", "TEXT": LETTERS,
+        "--output FOLDER": "--output made", "--model FOLDER": f"--model {place / 'native'}",
+        "FOLDER": str(place / "draft"), "FILE": str(place / "file"), "": str(place / "model"),
+    }  # fmt: skip
 
 
-def test_the_commands_are_accepted(places, tmp_path, monkeypatch):
+def told(kind, result, file):
+    """What the output of a command says that ran."""
+    if kind == "generate":
+        report = json.loads(Path("out.json").read_text())
+        stats = report["prompts"][0]["turns"][0]["stats"]
+        said = [stats["drafter"], stats["rule"], report["num_assistant_tokens_schedule"]]
+        assert stats["drafted"] > 0 or {"auto", "optimal"} & {*said}, "a clock decides of these"
+        return f"{said} {stats['notes']}"
+    if kind == "train":
+        return str([json.loads(one.read_text()) for one in Path("made").rglob("report.json")])
+    if kind == "build":
+        return str(sorted(file.parent.glob("file.*")))
+    return result.output
+
+
+def check_command(command, places, typed=None):
+    """A command, or what is typed in its place, runs and says what the command names."""
+    typed, kind = typed or command, command.split()[0]
+    words = " ".join([typed, *(more for name, more in SMALL.items() if name in typed)])
+    words += "" if "--model" in typed else f" --model {places['']}"
+    names = "|".join(name for name in places if name)
+    words = re.sub(names, lambda found: places[found[0]], words)
+    result = invoke(*shlex.split(words), input="Say it\n" if kind == "chat" else None)
+    assert result.exit_code == 0, result.output
+    named = ["".join(one) for one in re.findall(NAMING, command)]
+    if "--cascade" in command:
+        named = [f"{named[-1]}_cascade"]
+    known = {"FOLDER": "model"} | ({"layers": "model"} if "--tree" in command else {})
+    text = " ".join(told(kind, result, Path(places["FILE"])).replace("_", " ").split())
+    for name in (known.get(one, one) for one in named):
+        assert re.sub("[_-]", " ", name) in text, (command, text)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(x, marks=[] if x in FIRST.values() else pytest.mark.full) for x in COMMANDS],
+    ids=COMMANDS,
+)
+def test_a_command_of_the_page_runs_what_it_names(command, places, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(COMMANDS) > 40
-    for command in COMMANDS:
-        result = run(command, places)
-        assert says(result, "a model would be loaded"), f"{command}: {result.output}"
+    check_command(command, places)
+
+
+def test_a_command_that_does_not_run_what_it_names_is_found(places, tmp_path, monkeypatch):
+    """The control."""
+    monkeypatch.chdir(tmp_path)
+    assert len(COMMANDS) > 60
     for wrong in ("generate --prompt TEXT --drafter rest", "train --head x --output FOLDER",
                   "build layer_skip FILE --output FILE --tokens 1"):  # fmt: skip
-        refused = run(wrong, places)
-        assert not says(refused, "a model would be loaded"), f"the control: {wrong}"
+        with pytest.raises(AssertionError, match="error: "):
+            check_command(wrong, places)
+    asked, typed = (f"generate --prompt TEXT --drafter {name}" for name in ("nasd", "ngram:2"))
+    with pytest.raises(AssertionError, match="ngram"):
+        check_command(asked, places, typed)
+
+
+def test_the_calls_of_the_page_run(few_tokens):
+    t5, texts = hf_models.encoder_decoder("t5", END + 1), few_tokens["inputs"]
+    t5.generation_config.max_new_tokens = 6
+    names = {name: getattr(of, name) for of in (*PACKAGES[:2], compat) for name in of.__all__}
+    names |= few_tokens | {
+        "specdec_kernels": specdec_kernels, "t5": t5, "other": few_tokens["small"],
+        "prompt": texts["input_ids"][0].tolist(), "p": torch.rand(9), "q": torch.rand(9),
+        "cache": few_tokens["model"](**texts).past_key_values,
+        "parents": torch.tensor([[-1, 0, 0]]), "lengths": torch.tensor([3]),
+    }  # fmt: skip
+    assert len(CALLS) > 9
+    for call in CALLS:
+        assert eval(call, names) is not None, call
 
 
 def test_the_names_of_the_pages_exist():

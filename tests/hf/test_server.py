@@ -27,10 +27,6 @@ from support.text_server import (
 
 ROOT = Path(__file__).parents[2]
 
-ROOT = Path(__file__).parents[2]
-
-ROOT = Path(__file__).parents[2]
-
 pytestmark = pytest.mark.server
 
 GENERATE, COMPLETE, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"

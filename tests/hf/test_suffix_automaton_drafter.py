@@ -63,11 +63,6 @@ def second_call(keep, *texts, **options):
     return propose(begun(drafter, 2), history_of(*texts), 4)
 
 
-def test_a_number_without_a_unit_is_of_bytes():
-    with pytest.raises(ValueError, match="max_bytes must be at least 8, got 7"):
-        SuffixAutomatonDrafter.from_text("keep=7").for_target(hf_models.tiny("llama"))
-
-
 def test_a_later_call_copies_from_texts_that_are_kept():
     texts = [9, 9, 2, 3], [6, 8]
     assert second_call(0, *texts) is None

@@ -148,18 +148,22 @@ def both_refuse(call):
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("given", "vocab", "message"),
     [
-        dict(ids=torch.zeros(1, 2).long()), dict(ids=torch.zeros(2)), dict(ids=[0, 1]),
-        dict(ids=torch.tensor([0, 5])), dict(ids=torch.tensor([-1, 3])),
-        dict(ids=torch.tensor([2, 3, 2])), dict(ids=i64(0), vocab=0), dict(ids=i64(1), vocab=7.5),
+        (i64(1, 2), 5, "{} must be [D] int32 or int64, got [1, 2] int64"),
+        (torch.zeros(2), 5, "{} must be [D] int32 or int64, got [2] float32"),
+        ([0, 1], 5, "{} must be an array, got [0, 1]"),
+        (torch.tensor([0, 5]), 5, "must be in [0, 5), got 0 to "),
+        (torch.tensor([-1, 3]), 5, "must be in [0, 5), got -1 to "),
+        (torch.tensor([2, 1, 2]), 5, "must be distinct, got one twice"),
+        (i64(0), 0, "vocab must be at least 1, got 0"),
+        (i64(1), 7.5, "vocab must be an integer, got 7.5"),
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("make", ["from_ids", "from_offsets"])
-def test_draft_maps_refuse_the_same(make, bad):
-    both_refuse(
-        lambda package, read: getattr(package.DraftMap, make)(read(bad["ids"]), bad.get("vocab", 5))
-    )
+)
+@pytest.mark.parametrize(("make", "name"), [("from_ids", "ids"), ("from_offsets", "d2t")])
+def test_draft_maps_refuse_the_same(make, name, given, vocab, message):
+    text = both_refuse(lambda package, read: getattr(package.DraftMap, make)(read(given), vocab))
+    assert message.format(name) in text
 
 
 def test_draft_maps_hold_the_same_columns():

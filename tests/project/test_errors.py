@@ -246,28 +246,6 @@ def test_public_sampling_parameters_are_named(name, value, error, message):
         specdec_kernels.sample(**GOOD["sample"] | {name: value})
 
 
-@pytest.mark.parametrize(
-    ("make", "given", "vocab", "error", "message"),
-    [
-        ("from_ids", i64(1, 2), 5, ValueError,
-         "ids must be [D] int32 or int64, got [1, 2] torch.int64"),
-        ("from_ids", torch.tensor([0, 5]), 5, ValueError, "ids must be in [0, 5), got 0 to 5"),
-        ("from_ids", torch.tensor([2, 3, 2]), 5, ValueError, "ids must be distinct, got one twice"),
-        ("from_ids", i64(0), 0, ValueError, "vocab must be at least 1, got 0"),
-        ("from_ids", i64(1), 7.5, TypeError, "vocab must be an integer, got 7.5"),
-        ("from_ids", [0, 1], 5, TypeError, "ids must be a tensor, got [0, 1]"),
-        ("from_offsets", torch.tensor([0, 4]), 5, ValueError,
-         "i + d2t[i] must be in [0, 5), got 0 to 5"),
-        ("from_offsets", torch.tensor([1, 0]), 5, ValueError,
-         "i + d2t[i] must be distinct, got one twice"),
-        ("from_offsets", [0], 5, TypeError, "d2t must be a tensor, got [0]"),
-    ],
-)  # fmt: skip
-def test_draft_maps_are_checked_once_when_they_are_made(make, given, vocab, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        getattr(specdec_kernels.DraftMap, make)(given, vocab)
-
-
 def test_a_draft_map_from_offsets_is_the_one_from_ids():
     d2t = torch.tensor([3, 0, 2], dtype=torch.int32)
     want = specdec_kernels.DraftMap.from_ids(torch.tensor([3, 1, 4]), 6).columns

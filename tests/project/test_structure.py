@@ -251,8 +251,8 @@ def test_no_file_is_too_long_to_read():
 
 # Budgets of the tests. They only go down: who needs more takes something else away.
 
-TEST_LINES = 53_850  # of all files below tests/
-SUPPORT_LINES = 2_237
+TEST_LINES = 53_849  # of all files below tests/
+SUPPORT_LINES = 2_228
 HELPERS = 2  # modules of ours that a reader of one test file has to know
 FILES_WITH_MORE_HELPERS = 30
 DUPLICATES = 6  # names that several test functions have

@@ -123,13 +123,6 @@ def with_noise(model: Any, amount: float) -> Any:
     return copied
 
 
-def unlike(kind: str) -> Any:
-    """A drafter for llama: of an "other architecture", in "bfloat16", or of a "short context"."""
-    if kind == "other architecture":
-        return tiny("gpt2")
-    return build("llama", context=20) if kind != "bfloat16" else build("llama").to(torch.bfloat16)
-
-
 def drafter_for(name: str, kind: str) -> Any:
     """The argument ``drafter`` of `generate` for kind "prompt_lookup" or "model"."""
     return perturbed(name) if kind == "model" else kind

@@ -113,17 +113,12 @@ def test_fly_gets_to_the_function_of_vllm_with_all_of_its_arguments(module, batc
     assert all(found[name] is value for name, value in given.items())
 
 
-@pytest.fixture
-def nothing_said(monkeypatch):
-    monkeypatch.setattr(messages, "warned", set())
-
-
 LEFT = "specdec_vllm leaves the drafts to vLLM: rejection_sample_method is fly"
 
 
-@pytest.mark.usefixtures("nothing_said")
 @pytest.mark.parametrize("rule", [None, "match"])
-def test_an_engine_with_fly_is_left_to_v1(logged, rule):
+def test_an_engine_with_fly_is_left_to_v1(logged, rule, monkeypatch):
+    monkeypatch.setattr(messages, "warned", set())
     rejection = SimpleNamespace(sampler=SimpleNamespace())
     init = replacement((REJECTION, "RejectionSampler.__init__"), lambda *_: None, rule=rule)
     for _ in range(2):
