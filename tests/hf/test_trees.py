@@ -138,7 +138,7 @@ def test_sequences_of_temperature_0_in_a_sampled_batch_are_greedy():
     inputs["input_ids"][1] = inputs["input_ids"][0]
     greedy = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     for rule in ("multi_draft_wor", "traversal"):
-        for drafter in (hf_models.perturbed("llama"), [hf_models.perturbed("llama", 0.3), model]):
+        for drafter in (hf_models.perturbed("llama"), [hf_models.perturbed("llama", 0.1), model]):
             mixed = run(
                 model, inputs, drafter=drafter, tree=(1, 1), do_sample=True, seed=5,
                 temperature=[0.0, 0.7], top_k=[0, 20], rule=rule,
