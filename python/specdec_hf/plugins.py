@@ -1,12 +1,14 @@
-"""What other packages add by entry points, and what the loop hands a call over to.
+"""The entry points by which packages extend the loop and the command line.
 
-The groups are "specdec.drafters", tables of drafters by name (see `drafting.registry`),
-"specdec.commands" of the command line, and "specdec.plugins", the names of `load`.
+Group "specdec.drafters" has tables of drafters by name (see `drafting.registry`),
+"specdec.commands" has commands of the command line, and "specdec.plugins" the classes and functions
+that the loop hands a call over to, such as beam search.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -41,9 +43,11 @@ def load(name: str, group: str = "specdec.plugins") -> Any:
         raise ImportError(
             f"{name!r} of {group} is in no installed package: install specdec-kernels again"
         )
+    where = f"{name!r} of {group} cannot be loaded from {point.value}"
     try:
-        return point.load()
-    except (ImportError, AttributeError) as error:
-        reason = f"{name!r} of {group} cannot be loaded from {point.value}: {error}"
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        raise ImportError(reason, name=missing) from error
+        module = importlib.import_module(point.module)
+    except ImportError as error:
+        raise ImportError(f"{where}: {error}", name=error.name) from error
+    if not hasattr(module, point.attr):
+        raise ImportError(f"{where}: the module has no {point.attr}")
+    return getattr(module, point.attr)

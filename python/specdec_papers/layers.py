@@ -12,7 +12,7 @@ from specdec_hf.drafters.model import ChainState, DraftModel, ModelDrafter, own_
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.drafter import State
 from specdec_hf.drafting.layer_numbers import check_first_layers
-from specdec_hf.drafting.registry import SAMPLING, sampling_of
+from specdec_hf.drafting.parsed import SAMPLING, sampling_of
 from specdec_hf.runner.self_check import one_line
 from specdec_hf.runner.structure import unknown_forward
 from transformers.cache_utils import get_layer_types_and_kwargs

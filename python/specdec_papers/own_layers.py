@@ -24,7 +24,7 @@ from specdec_hf.drafting.drafter import (
     State,
 )
 from specdec_hf.drafting.layer_numbers import check_exit, check_last_skipped
-from specdec_hf.drafting.registry import names_file
+from specdec_hf.drafting.parsed import names_file
 from specdec_hf.runner.protocol import Lengths, context_length, to_device
 from specdec_hf.runner.spec_runner import SpecRunner
 

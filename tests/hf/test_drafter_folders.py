@@ -6,7 +6,7 @@ import pytest
 import torch
 from hf.published_heads import publish
 from specdec_hf import EagleTree, ModelDrafter
-from specdec_hf.drafting.registry import with_name_of_head
+from specdec_hf.drafting.parsed import with_name_of_head
 from support import hf_models
 from support.cli_models import END, answered, one_line_error, write_folder
 from support.hf_models import MADE, eagle_folder, folder_of, head_folder

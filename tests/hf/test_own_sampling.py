@@ -8,7 +8,7 @@ import torch
 from specdec_hf import EagleTree, ModelDrafter
 from specdec_hf.arguments import split_options
 from specdec_hf.drafters.resolve import resolve_drafter
-from specdec_hf.drafting.registry import SAMPLING, sampling_of
+from specdec_hf.drafting.parsed import SAMPLING, sampling_of
 from support.drafter_proof import (
     PROMPTS,
     VOCAB,

@@ -269,10 +269,32 @@ def info_command(
 
 
 app.add_typer(build, name="build")
-for name in sorted(plugins.entry_points_of("specdec.commands")):
-    group = build if name.startswith("build.") else app
-    command = no_traceback(plugins.load(name, "specdec.commands"))
-    group.command(name.removeprefix("build."))(command)
+
+
+def _add(name: str) -> None:
+    """Add a command of an installed package; one that cannot be loaded says so where it is called.
+
+    Raises:
+        ValueError: a name that another command has.
+    """
+    group, short = (build, name.removeprefix("build.")) if "." in name else (app, name)
+    taken = {one.name for one in group.registered_commands} | {"build"}
+    if short in taken:
+        place = plugins.entry_points_of(COMMANDS)[name].value
+        raise ValueError(f"commands must differ in name, got {name!r} of {COMMANDS} for {place}")
+    try:
+        group.command(short)(no_traceback(plugins.load(name, COMMANDS)))
+    except Exception as error:  # whatever a package raises as it is imported
+        reason = f"{name}: {error}"
+        anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+        group.command(short, context_settings=anything, help=f"It cannot be loaded: {error}")(
+            lambda: fail(reason, FAILED)
+        )
+
+
+COMMANDS = "specdec.commands"
+for added in sorted(plugins.entry_points_of(COMMANDS)):
+    _add(added)
 
 
 def _version() -> str:

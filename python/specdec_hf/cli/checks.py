@@ -27,16 +27,9 @@ from specdec_hf.cli.options import (
 from specdec_hf.cli.paths import check_is_folder, check_readable
 from specdec_hf.cli.sources import Source, find_model
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafting.entry import FILE, FOLDER
 from specdec_hf.drafting.layer_numbers import check_layers_of
-from specdec_hf.drafting.registry import (
-    AUTO,
-    drafters,
-    entry_named,
-    entry_of,
-    parse_drafter,
-    value_of,
-)
+from specdec_hf.drafting.parsed import parse_drafter
+from specdec_hf.drafting.registry import AUTO, drafters, entry_named, entry_of, value_of
 from specdec_hf.model_paths import num_layers
 from specdec_hf.options import (
     COMMON,
@@ -415,13 +408,13 @@ def _find_drafter(name: str) -> Source | None:
     if entry is None:
         hint = did_you_mean(name, [*drafters(), "none", "embedded"])
         return find_model("--drafter", parts.value, other=OTHER_DRAFTERS, hint=hint)
-    if parts.reads == FILE:
+    if parts.reads_file:
         check_readable("--drafter", Path(parts.path))
         try:
             parts.check_file()
         except ValueError as error:
             fail(f"--drafter {name}: {error}")
-    if parts.reads == FOLDER:
+    if parts.reads_folder:
         check_is_folder(f"--drafter {name.partition(':')[0]}", Path(parts.path))
     return None
 
@@ -441,7 +434,7 @@ def check_fit_by_files(name: str, source: Source) -> None:
     """Raise ValueError for a drafter that does not fit its model, as far as small files tell."""
     parts, total = parse_drafter(name), num_layers(source.path)
     config = Path(parts.path) / "config.json"
-    if parts.reads == FOLDER and not config.is_file():
+    if parts.reads_folder and not config.is_file():
         raise ValueError(f"cannot read a head's {config}: No such file or directory")
     if total is not None:
         check_layers_of(name, total)

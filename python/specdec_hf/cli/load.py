@@ -28,13 +28,8 @@ from specdec_hf.drafters.folders import as_drafter, other_tokenizer
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.drafter import Drafter
-from specdec_hf.drafting.registry import (
-    AUTO,
-    entry_named,
-    make_drafter,
-    parse_drafter,
-    sampling_of,
-)
+from specdec_hf.drafting.parsed import parse_drafter, sampling_of
+from specdec_hf.drafting.registry import AUTO, entry_named, make_drafter
 from specdec_hf.model_files import load_config, load_model, load_tokenizer
 from specdec_hf.model_paths import MissingModelError
 from specdec_hf.runner.packed.twin import pack_for_call

@@ -15,7 +15,8 @@ from specdec_hf.arguments import did_you_mean
 from specdec_hf.cli.devices import why_no_gpu
 from specdec_hf.cli.report import drafter_table
 from specdec_hf.cli.terminal import console, fail
-from specdec_hf.drafting.registry import AUTO, with_name_of_head
+from specdec_hf.drafting.parsed import with_name_of_head
+from specdec_hf.drafting.registry import AUTO
 from specdec_hf.options import COMMON
 from specdec_hf.rules import LOSSY_RULES
 from specdec_hf.schedules.registry import SCHEDULES, tree_schedules

@@ -11,13 +11,8 @@ from specdec_hf import plugins
 from specdec_hf.arguments import shown
 from specdec_hf.drafters.fingerprint import same_vocabulary
 from specdec_hf.drafters.model import ModelDrafter, own_sampling
-from specdec_hf.drafting.registry import (
-    entry_named,
-    make_drafter,
-    parse_drafter,
-    sampling_of,
-    with_name_of_head,
-)
+from specdec_hf.drafting.parsed import parse_drafter, sampling_of, with_name_of_head
+from specdec_hf.drafting.registry import entry_named, make_drafter
 from specdec_hf.model_files import holds_tokenizer, load_config, load_model, load_tokenizer
 from specdec_hf.model_paths import HUB_ID, MissingModelError, model_path, state_of_files
 from specdec_hf.runner.model_record import record_of

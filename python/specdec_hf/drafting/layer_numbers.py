@@ -5,7 +5,7 @@ This module does without torch, because the command line checks ``--drafter`` be
 
 from __future__ import annotations
 
-from specdec_hf.drafting.registry import parse_drafter
+from specdec_hf.drafting.parsed import parse_drafter
 
 
 def check_first_layers(layers: int, total: int) -> None:

@@ -6,24 +6,17 @@ This module does without torch, because the command line checks ``--drafter`` be
 from __future__ import annotations
 
 import functools
-import json
 import os
 import pkgutil
-import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from specdec_hf import plugins
-from specdec_hf.arguments import PARAMETERS, naming_errors, read_number, split_options
+from specdec_hf.arguments import naming_errors
 from specdec_hf.drafting.entry import FILE, FOLDER, Entry, entry_of_head
 
 GROUP = "specdec.drafters"  # of the entry points whose objects are such tables
+OURS = "specdec_papers"  # the one of this project
 AUTO = "auto"  # the drafter of a call whose user leaves the choice to the library
-# The other values that a drafter may take in the place of a file.
-_NO_FILES = {"N": r"\d+", "A-B": r"\d{1,4}-\d{1,4}"}
-# Sampling parameters of a draft model, which the command line takes after its name.
-SAMPLING = tuple(PARAMETERS)
 
 
 _OWN: dict[str, Entry] = {
@@ -70,33 +63,52 @@ _OWN: dict[str, Entry] = {
 
 
 @functools.cache
-def drafters() -> dict[str, Entry]:
-    """All drafters by name: those of this package, and of the tables of installed packages.
+def _tables() -> tuple[dict[str, Entry], dict[str, Exception]]:
+    """All drafters by name, and what is wrong: by a name that two tables have, or by a table."""
+    found, faults = dict(_OWN), dict[str, Exception]()
+    for package in sorted(plugins.entry_points_of(GROUP), key=lambda name: (name != OURS, name)):
+        try:
+            table = dict(plugins.load(package, GROUP))
+            if not all(isinstance(entry, Entry) for entry in table.values()):
+                raise TypeError("not every value is an Entry")
+        except (ImportError, TypeError, ValueError) as error:
+            faults[package] = ImportError(f"table {package!r} of {GROUP}: {error}")
+            continue
+        for name in table.keys() & found.keys():
+            faults[name] = ValueError(
+                f"drafters must differ in name, got {name!r} for {found[name].place} and, by "
+                f"{package} of {GROUP}, for {table[name].place}"
+            )
+        found = table | found
+    return found, faults
 
-    Raises:
-        ImportError: a package whose table cannot be loaded.
-        ValueError: a name that two tables have.
-    """
-    found = dict(_OWN)
-    for package in sorted(plugins.entry_points_of(GROUP)):
-        for name, entry in plugins.load(package, GROUP).items():
-            if name in found:
-                raise ValueError(
-                    f"drafters must differ in name, got {name!r} for {found[name].place} and, by "
-                    f"{package} of {GROUP}, for {entry.place}"
-                )
-            found[name] = entry
-    return found
+
+def drafters() -> dict[str, Entry]:
+    """All drafters by name: those of this package, and of the sound tables of installed ones."""
+    return _tables()[0]
 
 
 def entry_called(name: str) -> Entry | None:
-    """The entry of a name; the tables of other packages are read where this package lacks it."""
-    return _OWN.get(name) or drafters().get(name)
+    """The entry of a name; the tables of other packages are read where this package lacks it.
+
+    Raises:
+        ImportError: no table has it, and one cannot be loaded.
+        ValueError: two tables have it.
+    """
+    if name in _OWN:
+        return _OWN[name]
+    found, faults = _tables()
+    if name in faults or (faults and name not in found):
+        raise faults.get(name) or next(iter(faults.values()))
+    return found.get(name)
 
 
 def entry_for(name: str) -> Entry:
-    """The entry of the name of a drafter."""
-    return _OWN.get(name) or drafters()[name]
+    """The entry of a name of ours; an ImportError where its package is not installed."""
+    entry = entry_called(name)
+    if entry is None:
+        raise ImportError(f"no table of {GROUP} has {name!r}: install specdec-kernels again")
+    return entry
 
 
 def usage(name: str) -> str:
@@ -109,21 +121,12 @@ def usage(name: str) -> str:
     return f"{name}:{value}" if entry.needs_value else f"{name}[:{value}]"
 
 
-def sampling_of(options: Mapping[str, str]) -> dict[str, float]:
-    """The numbers of options that are sampling parameters.
-
-    Raises:
-        ValueError: a text that is no number, by name.
-    """
-    return {
-        name: read_number(name, "a drafter", value, integer=name == "top_k")
-        for name, value in options.items()
-    }
-
-
 def usages() -> str:
     """All names with their texts, for messages."""
-    return ", ".join(map(usage, drafters()))
+    missing = OURS not in plugins.entry_points_of(GROUP)
+    return ", ".join(map(usage, drafters())) + (
+        "; those of papers are missing: install specdec-kernels again" if missing else ""
+    )
 
 
 def entry_of(text: str) -> Entry | None:
@@ -148,74 +151,12 @@ def entry_named(text: str) -> Entry | None:
     return entry_called(text.partition(":")[0])
 
 
-class ParsedDrafter(NamedTuple):
-    """What a user calls a drafter, such as ``layers:4,temperature=0.5``, in its parts.
-
-    Attributes:
-        entry: None for a model.
-        value: what follows the name, or the name of a model.
-        options: the texts after that, by name.
-        reads: `FILE` or `FOLDER` where the value is one; empty for other values, and for models.
-    """
-
-    entry: Entry | None
-    value: str
-    options: dict[str, str]
-    reads: str
-
-    @property
-    def path(self) -> str:
-        """The value, in which ~ is the home folder."""
-        return os.path.expanduser(self.value)
-
-    def check_file(self) -> None:
-        """Raise ValueError for a file of another kind, where that needs no torch."""
-        if self.entry is not None and self.reads == FILE and self.entry.check_file:
-            pkgutil.resolve_name(self.entry.check_file)(self.path)
-
-
-def parse_drafter(text: str) -> ParsedDrafter:
-    """The parts of a drafter's text; raises ValueError for an option that is there twice."""
-    name, _, rest = text.partition(":")
-    entry = entry_called(name)
-    if entry is None:
-        return ParsedDrafter(None, *split_options(text, SAMPLING), "")
-    value, options = split_options(rest, entry.options)
-    reads = FOLDER if FOLDER in entry.value.split("|") else FILE if names_file(name, value) else ""
-    return ParsedDrafter(entry, value, options, reads if value else "")
-
-
-def with_name_of_head(text: str) -> str:
-    """A drafter's text; the folder of a head gets its drafter's name, as in ``eagle3:FOLDER``."""
-    if entry_named(text) is not None:
-        return text
-    try:
-        given = json.loads(Path(text, "config.json").expanduser().read_text(encoding="utf-8"))
-        names = [given.get("speculators_model_type"), *(given.get("architectures") or ()), *given]
-    except (OSError, RuntimeError, ValueError, TypeError, AttributeError):  # no folder, no object
-        return text
-    marked = (name for name, entry in drafters().items() if any(x in names for x in entry.marks))
-    name = next(marked, None)
-    return text if name is None else f"{name}:{text}"
-
-
 def value_of(text: str) -> str:
     """The text after the colon of ``NAME:TEXT``; where it may be a file, ~ is the home folder."""
     name, _, value = text.partition(":")
     entry = entry_called(name)
     is_path = entry is not None and (FILE in entry.value or FOLDER in entry.value)
     return os.path.expanduser(value) if is_path else value
-
-
-def names_file(name: str, value: str) -> bool:
-    """Whether the text after the colon of drafter ``name`` is a file, not another of its values.
-
-    >>> names_file("layer_skip", "4-9"), names_file("layer_skip", "4-9.json")
-    (False, True)
-    """
-    kinds = entry_for(name).value.split("|")
-    others = (_NO_FILES[kind] for kind in kinds if kind in _NO_FILES)
-    return bool(value) and FILE in kinds and not any(re.fullmatch(x, value) for x in others)
 
 
 def class_of(name: str) -> Any:
@@ -226,9 +167,13 @@ def class_of(name: str) -> Any:
     """
     place = entry_for(name).place
     try:
-        return pkgutil.resolve_name(place)
+        made = pkgutil.resolve_name(place)
     except ModuleNotFoundError as error:
         raise ImportError(f"drafter {name!r} at {place}: {error}", name=error.name) from error
+    for attribute, value in entry_for(name).capabilities().items():
+        if getattr(made, attribute) != value:
+            raise TypeError(f"{place}.{attribute} must be {value}, as in its entry")
+    return made
 
 
 def make_drafter(text: str) -> Any:

@@ -6,6 +6,7 @@ carried out.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.call import reads_draft
 from specdec_hf.drafting.checks import describe
 from specdec_hf.drafting.drafter import Drafter, drafts_trees, lossy_rules_of, rules_of
-from specdec_hf.drafting.registry import AUTO
+from specdec_hf.drafting.registry import AUTO, class_of
 from specdec_hf.loop.draft_choice import (
     DraftChoice,
     asked_choice,
@@ -162,10 +163,15 @@ def make_plan(
     if asked.drafter != AUTO or asked.tree is not None:  # only drafters serve ``tree``
         return planner.plan(asked)
     reason = why_nothing_is_drafted(call, asked)
+    for name in (AUTO, "suffix_automaton") if reason is None else ():
+        class_of(name)  # a module of ours that cannot be imported is no reason to draft otherwise
     for choose in (default_tree, default_chains) if reason is None else ():
         try:
             return planner.plan(choose(model, call, asked, reason))
-        except (Refused, ImportError) as error:  # the native module of the suffix automaton
+        except (Refused, ImportError) as error:
+            # The native module of the suffix automaton may not be built.
+            if isinstance(error, ImportError) and sys.modules.get("specdec_host") is not None:
+                raise
             reason = str(error)
     return planner.plan(nothing(asked, reason))
 

@@ -16,7 +16,7 @@ from specdec_hf.cli.paths import check_output
 from specdec_hf.cli.prompts import Prompt, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress_bar
 from specdec_hf.cli.terminal import fail
-from specdec_hf.drafting.registry import drafters
+from specdec_hf.drafting.registry import drafters as all_drafters
 from specdec_hf.rules import LOSSY_RULES
 
 from specdec_lab.bench.configs import (
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from specdec_lab.bench.runs import Config
 
-ALL = [name for name, one in drafters().items() if one.serves_all and not one.needs_value]
 PEERS = ("prompt_lookup", "assisted", "compiled", "llama.cpp", "rejection", "best_of")
 MEASURED = ("guard", "rule", "ablate", *(name for names in LOSSY_RULES.values() for name in names))
 
@@ -138,7 +137,8 @@ def bench(
         **unmeasured,
     )
     samplings = samplings_of(once(temperature, 0.0), settings.sampling["top_p"])
-    default = [*ALL, f"prompt_lookup{MERGED}suffix_automaton"]
+    named = (name for name, one in all_drafters().items() if one.serves_all and not one.needs_value)
+    default = [*named, f"prompt_lookup{MERGED}suffix_automaton"]
     drafters = list(drafter) or default
     for sampling in samplings:  # each is completed
         without_drafts = replace(common, sampling=sampling)

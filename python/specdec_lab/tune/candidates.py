@@ -12,7 +12,8 @@ from typing import Any
 
 from specdec_hf.cli.checks import Settings, Sources, check, has_own_tree
 from specdec_hf.cli.sources import Source
-from specdec_hf.drafting.registry import AUTO, entry_named, parse_drafter
+from specdec_hf.drafting.parsed import parse_drafter
+from specdec_hf.drafting.registry import AUTO, entry_named
 from specdec_hf.schedules.registry import make_schedule, tree_schedules
 from specdec_hf.trees import TrieTree
 
