@@ -113,8 +113,7 @@ def generate(
         TypeError: an argument of a wrong type, by name.
         ValueError: an argument unknown, unsupported or out of range, by name; a processor that
             answers otherwise when it is asked again.
-        RuntimeError: logits that are not finite, by sequence and position; a drafter that another
-            call is using.
+        RuntimeError: logits that are not finite, by sequence and position.
     """
     given = locals()
     given = {option.name: given[option.name] for option in fields(Options)}

@@ -132,21 +132,12 @@ def test_rule_auto_follows_drafter_and_layout():
         assert got.stats.tree
 
 
-class Twins(StatelessDrafter):
-    """Two equal nodes, each with a child."""
-
-    name, size, depth = "twins", 4, 2
-
-    def propose(self, texts, limits):
-        return Draft(torch.tensor([[1, 1, 2, 3]]), torch.tensor([[-1, -1, 0, 1]]))
-
-
 def test_a_rule_of_the_users_own_rejects_the_children_of_the_node_that_it_accepted():
+    tree = Draft(torch.tensor([[1, 1, 2, 3]]), torch.tensor([[-1, -1, 0, 1]]))  # two equal nodes
+    twins = type("Twins", (StatelessDrafter,), {"size": 4, "depth": 2, "propose": lambda *_: tree})
     rounds, rule = [], lambda P, Q, tokens, uniforms, parents: ([1], P[2])
-    run(
-        hf_models.tiny("llama"), hf_models.prompts((9,)), drafter=Twins(), rule=rule,
-        do_sample=True, seed=1, trace=rounds.append,
-    )  # fmt: skip
+    settings = {"drafter": twins(), "rule": rule, "do_sample": True, "trace": rounds.append}
+    run(hf_models.tiny("llama"), hf_models.prompts((9,)), seed=1, **settings)
     assert {(*traced.steps[0].rejected,) for traced in rounds[1:-1]} == {(3,)}
 
 
@@ -226,16 +217,6 @@ def test_children_of_equal_siblings_are_counted_in_the_order_the_rule_tries_them
     if rule == "traversal":  # it merges equal siblings where it is greedy
         two = [hf_models.with_noise(model, 0.1), model]
         run(model, inputs, drafter=two, tree=(1, 1), rule=rule, max_new_tokens=40)
-
-
-def test_equal_siblings_of_two_models_are_two_trials():
-    """Two of three tokens from each model: at least one token is drafted twice."""
-    model, *drafters = (hf_models.build("llama", seed=s, vocab_size=3) for s in (0, 1, 2))
-    out = run(
-        model, hf_models.prompts((9,), vocab_size=3), drafter=drafters, tree=(2,), do_sample=True,
-        rule="multi_draft_wor", seed=1, max_new_tokens=60,
-    )  # fmt: skip
-    assert len(out.stats.acceptance_by_trial) == 4
 
 
 MODEL = hf_models.perturbed("llama")

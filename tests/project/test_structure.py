@@ -1,11 +1,4 @@
-"""Who may include or import whom, and which file holds what: the rooms of CONTRIBUTING.md.
-
-The only direction of dependence is: tests and bench -> specdec_lab, specdec_serve and
-specdec_papers -> specdec_hf; that, specdec_vllm and specdec_sglang -> specdec_kernels -> torch.ops
--> csrc/torch -> csrc/include <- csrc/cpu and csrc/cuda; and specdec_hf and specdec_vllm ->
-specdec_host -> csrc/host -> csrc/include. The lab also imports systems of papers. Both csrc/torch
-and csrc/host are built on csrc/arguments, which knows the tensors of either by two headers.
-"""
+"""Who may include or import whom, and which file holds what: the rooms of CONTRIBUTING.md."""
 
 import ast
 import functools
@@ -36,8 +29,6 @@ from specdec_kernels import _library
 LONGEST = 600  # lines of a file
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the sources are not beside the tests")
-
-# Native rooms.
 
 INCLUDABLE = {  # folder of csrc -> folders of ours that its files may include
     "include": {"specdec"},
@@ -338,10 +329,7 @@ def test_a_suite_over_each_budget_is_found():
 # Budgets of the loop. They only go down, too.
 
 # Files and lines of specdec_hf that a module loads: the loop alone, and with the default drafter.
-CLOSURES = {
-    "specdec_hf.api": (60, 10_937),
-    "specdec_hf.api, specdec_hf.heads.auto": (74, 13_892),
-}
+CLOSURES = {"specdec_hf.api": (60, 10_937), "specdec_hf.api, specdec_hf.heads.auto": (74, 13_892)}
 LIMITS = {"fields of a class": 14, "own imports of a module": 14, "lines of a function": 60}
 ABOVE = {"fields of a class": 4, "own imports of a module": 5, "lines of a function": 5}
 

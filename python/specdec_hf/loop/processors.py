@@ -23,12 +23,9 @@ from specdec_hf.rules import is_lossy
 from specdec_hf.runner.protocol import to_device
 from specdec_kernels import Tree
 
-# The processors of these modules are functions of their arguments, but for those named below, which
+# The processors of this module are functions of their arguments, but for those named below, which
 # have a state or call a function of the user's.
-STATELESS_MODULES = (
-    "transformers.generation.logits_process",
-    "specdec_papers.compat.logits_processors",
-)
+STATELESS_MODULE = "transformers.generation.logits_process"
 STATEFUL_CLASSES = (
     "PrefixConstrainedLogitsProcessor",
     "SynthIDTextWatermarkLogitsProcessor",
@@ -126,7 +123,7 @@ def stateful(processors: Any) -> list[str]:
     return [
         getattr(one, "__name__", type(one).__name__)
         for one in processors
-        if type(one).__module__ not in STATELESS_MODULES or type(one).__name__ in STATEFUL_CLASSES
+        if type(one).__module__ != STATELESS_MODULE or type(one).__name__ in STATEFUL_CLASSES
     ]
 
 
