@@ -329,7 +329,7 @@ def test_a_suite_over_each_budget_is_found():
 # Budgets of the loop. They only go down, too.
 
 # Files and lines of specdec_hf that a module loads: the loop alone, and with the default drafter.
-CLOSURES = {"specdec_hf.api": (60, 10_937), "specdec_hf.api, specdec_hf.heads.auto": (74, 13_892)}
+CLOSURES = {"specdec_hf.api": (60, 10_936), "specdec_hf.api, specdec_hf.heads.auto": (74, 13_891)}
 LIMITS = {"fields of a class": 14, "own imports of a module": 14, "lines of a function": 60}
 ABOVE = {"fields of a class": 4, "own imports of a module": 5, "lines of a function": 5}
 

@@ -117,7 +117,10 @@ def list_drafters(drafters: list[str]) -> list[str]:
     if "help" in drafters:
         console.print(drafter_table())
         raise typer.Exit
-    return [with_name_of_head(one) for one in drafters]
+    try:
+        return [with_name_of_head(one) for one in drafters]
+    except (ImportError, ValueError) as error:  # a table of another package
+        fail(f"--drafter: {error}")
 
 
 def drafter_option(text: str) -> Any:

@@ -71,8 +71,11 @@ def _tables() -> tuple[dict[str, Entry], dict[str, Exception]]:
             table = dict(plugins.load(package, GROUP))
             if not all(isinstance(entry, Entry) for entry in table.values()):
                 raise TypeError("not every value is an Entry")
-        except (ImportError, TypeError, ValueError) as error:
-            faults[package] = ImportError(f"table {package!r} of {GROUP}: {error}")
+        except ImportError as error:
+            faults[package] = error
+            continue
+        except (TypeError, ValueError) as error:
+            faults[package] = ImportError(f"{package!r} of {GROUP} is no table of entries: {error}")
             continue
         for name in table.keys() & found.keys():
             faults[name] = ValueError(
@@ -98,7 +101,7 @@ def entry_called(name: str) -> Entry | None:
     if name in _OWN:
         return _OWN[name]
     found, faults = _tables()
-    if name in faults or (faults and name not in found):
+    if name in faults or (faults and name not in found and name.isidentifier()):  # no path
         raise faults.get(name) or next(iter(faults.values()))
     return found.get(name)
 
