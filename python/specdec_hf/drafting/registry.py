@@ -82,7 +82,7 @@ def _tables() -> tuple[dict[str, Entry], dict[str, Exception]]:
                 f"drafters must differ in name, got {name!r} for {found[name].place} and, by "
                 f"{package} of {GROUP}, for {table[name].place}"
             )
-        found = table | found
+        found |= {name: entry for name, entry in table.items() if name not in found}
     return found, faults
 
 
