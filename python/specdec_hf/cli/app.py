@@ -269,6 +269,7 @@ def info_command(
 
 
 app.add_typer(build, name="build")
+COMMANDS = "specdec.commands"  # the entry points of installed packages
 
 
 def _add(name: str) -> None:
@@ -292,7 +293,6 @@ def _add(name: str) -> None:
         )
 
 
-COMMANDS = "specdec.commands"
 for added in sorted(plugins.entry_points_of(COMMANDS)):
     _add(added)
 

@@ -92,7 +92,7 @@ def drafters() -> dict[str, Entry]:
 
 
 def entry_called(name: str) -> Entry | None:
-    """The entry of a name; the tables of other packages are read where this package lacks it.
+    """The entry of a name, which no other package can take from this one.
 
     Raises:
         ImportError: no table has it, and one cannot be loaded.
@@ -101,7 +101,7 @@ def entry_called(name: str) -> Entry | None:
     if name in _OWN:
         return _OWN[name]
     found, faults = _tables()
-    if name in faults or (faults and name not in found and name.isidentifier()):  # no path
+    if name in faults or (faults and name not in found and name.isidentifier()):  # else a path
         raise faults.get(name) or next(iter(faults.values()))
     return found.get(name)
 
