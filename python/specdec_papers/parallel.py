@@ -120,7 +120,7 @@ def write_parallel(
     config = head.config
     if 0 < config.draft_vocab_size != config.vocab_size:
         tokens = head.tokens.cpu()
-        tensors["d2t"] = tokens - torch.arange(len(tokens))
+        tensors["d2t"] = tokens - torch.arange(len(tokens), device="cpu")
     sizes = {"hidden_size": config.target_hidden_size, "vocab_size": config.vocab_size}
     given = {"architectures": [type(head).__name__], **fields, **sizes}
     write_head(folder, given, tensors, dtype, name)

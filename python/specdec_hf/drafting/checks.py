@@ -85,9 +85,10 @@ def _within(draft: Draft, limits: NDArray[np.int64]) -> Draft:
     depth = draft.depth or size // draft.num_proposals
     if (limits >= depth).all():
         return draft
-    chains = torch.arange(size)[None] % depth + 1
-    depths = chains if draft.parents is None else depths_of(draft.parents, depth)
-    tokens = mask_below_limits(draft.tokens, depths.to(draft.tokens.device), limits)
+    device = draft.tokens.device
+    chains = torch.arange(size, device=device)[None] % depth + 1
+    depths = chains if draft.parents is None else depths_of(draft.parents, depth).to(device)
+    tokens = mask_below_limits(draft.tokens, depths, limits)
     return replace(draft, tokens=tokens)
 
 

@@ -155,7 +155,7 @@ def draft_tokens(offsets: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """The target's id of each draft token, from their differences; ValueError for wrong ones."""
     if offsets.dtype not in _INTEGERS:
         raise Refused(f"d2t must hold integers, got {offsets.dtype}")
-    tokens = offsets.to(torch.int64) + torch.arange(len(offsets))
+    tokens = offsets.to(torch.int64) + torch.arange(len(offsets), device=offsets.device)
     different = len(tokens.unique())
     if different < len(tokens) or tokens.min() < 0 or tokens.max() >= vocab_size:
         raise Refused(

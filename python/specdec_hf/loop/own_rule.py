@@ -152,7 +152,7 @@ class Verifier:
         following[:, 0] = 1.0  # of sequences that emit nothing
         for b in np.flatnonzero(self.active & (rows.status[:, 0] == 0)).tolist():
             draft_probs = None if draft is None else _draft_probs(draft, b, vocab_size)
-            valid = torch.ones(size, dtype=torch.bool)
+            valid = torch.ones(size, dtype=torch.bool, device=device)
             if draft_probs is not None:
                 if draft_rows is not None:
                     draft_probs = draft_probs[draft_rows[b]]

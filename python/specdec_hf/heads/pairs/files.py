@@ -99,7 +99,7 @@ def vocabulary_tensors(head: DecoderHead) -> dict[str, torch.Tensor]:
     """The maps of the draft vocabulary, and the output matrix and embeddings of the head's own."""
     tokens = head.tokens.cpu()
     tensors = {
-        "d2t": tokens - torch.arange(len(tokens)),
+        "d2t": tokens - torch.arange(len(tokens), device="cpu"),
         "t2d": _known(tokens, head.config.vocab_size),
     }
     if head.own_lm_head:
@@ -128,6 +128,6 @@ def read_vocabulary(head: DecoderHead, tensors: dict[str, torch.Tensor], path: P
 
 def _known(tokens: torch.Tensor, size: int) -> torch.Tensor:
     """[size] bool, which of the target's tokens a head can draft."""
-    known = torch.zeros(size, dtype=torch.bool)
+    known = torch.zeros(size, dtype=torch.bool, device=tokens.device)
     known[tokens] = True
     return known
