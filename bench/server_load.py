@@ -40,7 +40,7 @@ from rich.table import Table
 from specdec_hf import SpeculativeDecoder
 from specdec_hf.cli.prompts import SHIPPED_PROMPTS, PromptError, read_prompts
 from specdec_hf.cli.weights import embedded_folder, load_folder
-from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE
+from specdec_hf.extras.continuous_batching import PREFILL_CHUNK_SIZE
 from specdec_hf.model_files import load_tokenizer
 from specdec_serve.batch_queue import BatchQueue
 

@@ -35,7 +35,7 @@ from specdec_hf.model_check import check_model as check_model
 from specdec_hf.rule_check import RuleCheck as RuleCheck
 from specdec_hf.rule_check import check_rule as check_rule
 from specdec_hf.runner.packed.in_place import pack_ as pack_
-from specdec_hf.runner.packed.twin import PackedStats as PackedStats
+from specdec_hf.runner.packed.model import PackedStats as PackedStats
 from specdec_hf.runner.spec_cache import SpecCache as SpecCache
 from specdec_hf.schedules.benefit_guard import BenefitGuard as BenefitGuard
 from specdec_hf.trees import EagleTree as EagleTree

@@ -32,14 +32,12 @@ from specdec_hf.options import Options, with_texts
 from specdec_hf.request.call import Call
 from specdec_hf.request.entry import (
     add_stop_strings,
-    by_own_generate,
     has_own_generate,
-    name_past,
-    plain_output,
     prepare_call,
+    rename_cache,
 )
 from specdec_hf.request.inputs import check_language_model, one_of
-from specdec_hf.request.reader import read_call
+from specdec_hf.request.reader import Withheld, read_call
 from specdec_hf.runner.forwards import compiles_on
 from specdec_hf.runner.protocol import is_encoder_decoder
 
@@ -121,9 +119,11 @@ def generate(
     _check_stop_strings(kwargs.get("stop_strings"), kwargs.get("tokenizer"))
     if isinstance(cache, Cache):  # that of Transformers
         kwargs["cache"] = given.pop("cache")
-    name_past(kwargs)
+    rename_cache(kwargs)
     options = Options(**given)
     if has_own_generate(model):
+        from specdec_hf.extras.own_generate import by_own_generate  # noqa: PLC0415  # rare
+
         prompts = {"inputs": inputs, "input_ids": input_ids}
         if not is_encoder_decoder(model):
             prompts = {"input_ids": one_of(inputs, input_ids)}
@@ -138,9 +138,9 @@ class SpeculativeDecoder(Options):
 
     ``model.generate`` keeps some of its arguments to itself when it calls a ``custom_generate``.
     This object takes ``streamer``, ``tokenizer`` and ``stop_strings`` in their place, and as
-    ``drafter`` an ``assistant_model``, or a `TextDrafter` of one with an ``assistant_tokenizer``.
-    ``negative_prompt_ids`` and ``synced_gpus`` have no effect there; docs/transformers.md lists
-    all. The other arguments stay with ``model.generate``.
+    ``drafter`` an ``assistant_model``, or an `OtherVocabularyDrafter` of one with an
+    ``assistant_tokenizer``. ``negative_prompt_ids`` and ``synced_gpus`` have no effect there;
+    docs/transformers.md lists all. The other arguments stay with ``model.generate``.
 
     Args:
         tokenizer, stop_strings: end sequences at these strings. Drafters that read a file are
@@ -179,8 +179,8 @@ class SpeculativeDecoder(Options):
         }  # fmt: skip
         if self.stop_strings is not None:
             add_stop_strings(prepared, self.tokenizer, self.stop_strings)
-        dropped = {"tokenizer": self.tokenizer}
-        call = read_call(model, input_ids, dropped, **prepared, **model_kwargs)
+        withheld = Withheld(tokenizer=self.tokenizer)
+        call = read_call(model, input_ids, withheld, **prepared, **model_kwargs)
         return _decode(model, call, self, seed)
 
     def stream(
@@ -254,7 +254,7 @@ class SpeculativeDecoder(Options):
             if getattr(self, name) is not None:
                 kwargs.setdefault(name, getattr(self, name))
         _check_stop_strings(kwargs.get("stop_strings"), kwargs.get("tokenizer"))
-        name_past(kwargs)
+        rename_cache(kwargs)
         call = prepare_call(model, input_ids, **kwargs)
         if call.beams is not None:
             raise ValueError(
@@ -262,7 +262,8 @@ class SpeculativeDecoder(Options):
                 "is known at the end"
             )
         if num_top_logprobs is not None:
-            call = replace(call, num_top_logprobs=_checked_counts(num_top_logprobs, len(call.mask)))
+            counts = _checked_counts(num_top_logprobs, len(call.mask))
+            call = replace(call, output=replace(call.output, num_top_logprobs=counts))
         return call
 
     def _joined(
@@ -277,7 +278,7 @@ class SpeculativeDecoder(Options):
         Args:
             first: the call that the batch begins with, its seeds, and whether it was given up.
         """
-        from specdec_hf.loop.continuous import Asked, run_continuous  # noqa: PLC0415  # for servers
+        from specdec_hf.extras.continuous_batching import Asked, run_continuous  # noqa: PLC0415  # for servers
 
         def asked(call: Call, seed: Any, cancelled: Callable[[], bool] | None) -> Asked:
             return Asked(call, model.device, seed, cancelled or _never)
@@ -313,7 +314,7 @@ def run(session: Session, streamer: Streamer | None = None) -> Any:
         output = finish(session)
     finally:
         session.borrower.held = False
-    return output if session.call.return_dict else output.sequences
+    return output if session.call.output.return_dict else output.sequences
 
 
 def _decode(model: Any, call: Call, options: Options, seed: Any = None) -> Any:
@@ -325,8 +326,10 @@ def _decode(model: Any, call: Call, options: Options, seed: Any = None) -> Any:
         output = run(begin(model, call, options, seed), options.streamer)
     else:
         output = plugins.load("beam_search")(model, call, options)
-        output = output if call.return_dict else output.sequences
-    if call.return_dict and is_encoder_decoder(model) and has_own_generate(model):
+        output = output if call.output.return_dict else output.sequences
+    if call.output.return_dict and is_encoder_decoder(model) and has_own_generate(model):
+        from specdec_hf.extras.own_generate import plain_output  # noqa: PLC0415  # rare
+
         return plain_output(output)
     return output
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from specdec_hf.request.encoder import EncoderSource
+from specdec_hf.extras.encoded import Encoded
+from specdec_hf.extras.encoder import EncoderSource
 from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.cache_kinds import kinds_to_try
 from specdec_hf.runner.comparison import CacheCheck
-from specdec_hf.runner.encoded import Encoded
 from specdec_hf.runner.protocol import CacheRequest, is_encoder_decoder
 from specdec_hf.runner.self_check import check_cache, undisturbed
 

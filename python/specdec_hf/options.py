@@ -6,7 +6,7 @@ their texts and makes their checks. The list that docs/loop.md ends with is made
 This module does without torch, because the command line reads it before it loads torch.
 """
 
-# ruff: noqa: RUF009  # own() makes a field
+# ruff: noqa: RUF009  # option() makes a field
 from __future__ import annotations
 
 import inspect
@@ -37,7 +37,7 @@ DEFAULT_NUM_ASSISTANT_TOKENS = 5
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def own(
+def option(
     check: Callable[[str, Any], Any],
     text: str,
     *,
@@ -126,7 +126,7 @@ def _check_streamer(name: str, value: Any) -> Any:
 class CommonOptions:
     """The options that the command line has too; `specdec_hf.cli.checks.Settings` words them."""
 
-    drafter: Any = own(
+    drafter: Any = option(
         _check_drafter,
         """what drafts. "auto" is a tree of copied text and, where the model has one, the drafts of
         a head; see docs/loop.md#the-default-drafter. None is plain decoding. Else the name of a
@@ -138,20 +138,20 @@ class CommonOptions:
         default=AUTO,
     )
     _: KW_ONLY
-    num_assistant_tokens: int | None = own(
+    num_assistant_tokens: int | None = option(
         _or_none(check_integer, 0, MAX_DRAFT_LENGTH),
         f"""tokens to draft per round. ``gamma`` and ``num_speculative_tokens`` are aliases. Not
         with ``tree``, which says what is drafted. None is the value of the generation config, or
         {DEFAULT_NUM_ASSISTANT_TOKENS}.""",
     )
-    num_assistant_tokens_schedule: str | Schedule | None = own(
+    num_assistant_tokens_schedule: str | Schedule | None = option(
         _must_be("a string or a Schedule", NoneType, str, Schedule),
         """how much to draft. A name, a name with parameters such as "egag:gamma_max=8,beta=0.5", or
         a `Schedule`; see docs/loop.md#schedules. With trees "constant" or "optimal". None is
         "optimal" for the tree of drafter "auto", else "constant".""",
         with_beams=(None, "constant"),
     )
-    rule: Any = own(
+    rule: Any = option(
         _must_be("a string or a function", str, Callable),
         """acceptance rule. "token", "block", "greedy", or "match", whose sampled output equals
         plain decoding with the same seed; with ``tree`` one of the lossless rules of
@@ -164,37 +164,37 @@ class CommonOptions:
         default="auto",
         with_beams=("auto", "greedy"),
     )
-    lenience: float | None = own(
+    lenience: float | None = option(
         _number("in (0, 1]", lambda x: 0 < x <= 1),
         """how lenient rule "lenient" is, in (0, 1], which must then be given. The rule compares P
         with lenience times Q: 1 is rule token, and no token's probability exceeds the target's
         divided by it.""",
         with_beams=(None,),
     )
-    typical_epsilon: float | None = own(
+    typical_epsilon: float | None = option(
         _number("in [0, 1]", lambda x: 0 <= x <= 1),
         """largest bound of rule "typical", in [0, 1]. The rule accepts a draft whose probability
         exceeds min(epsilon, delta * exp(-H)), H the entropy of P. None is 0.09, Medusa's.""",
         with_beams=(None,),
     )
-    typical_delta: float | None = own(
+    typical_delta: float | None = option(
         _number("finite and at least 0", lambda x: 0 <= x < float("inf")),
         """factor of exp(-H) in the bound of rule "typical", at least 0. None is 0.3.""",
         with_beams=(None,),
     )
-    top_beta_rank: int | None = own(
+    top_beta_rank: int | None = option(
         _or_none(check_integer, 1, 2**31 - 1),
         """rank of rule "top_beta", at least 1, which must then be given. The rule accepts a draft
         if fewer than so many tokens are likelier.""",
         with_beams=(None,),
     )
-    top_beta_distance: float | None = own(
+    top_beta_distance: float | None = option(
         _number("at least 0", lambda x: x >= 0),
         """distance of rule "top_beta", at least 0. The rule accepts a draft if its logarithmic
         probability is at most so much below that of the likeliest token. None is no bound.""",
         with_beams=(None,),
     )
-    ablate: str | None = own(
+    ablate: str | None = option(
         _none_or_one_of(*ABLATIONS),
         """what verification leaves out, to show what it is for. None is nothing. "residual":
         recovered tokens are drawn from P and not from the residual, so that sampled text is biased
@@ -202,7 +202,7 @@ class CommonOptions:
         docs/loop.md#without-the-residual.""",
         with_beams=(None,),
     )
-    tree: Any = own(
+    tree: Any = option(
         _layout,
         """the trees to draft, None for chains. A `TreeSpec` or a tuple of branchings, such as
         (4, 2, 1), drafted by one or more draft models (prompt lookup fills as many nodes); an
@@ -211,7 +211,7 @@ class CommonOptions:
         "spec".""",
         with_beams=(None,),
     )
-    seed: Any = own(
+    seed: Any = option(
         _keep,  # the call knows how many seeds there may be
         """seed of sampling. None draws one seed for each sequence of a sampled call from torch's
         default generator (``torch.manual_seed``). An int is the seed of sequence 0, from which
@@ -219,14 +219,14 @@ class CommonOptions:
         ``stats.seeds`` holds the seeds; with ``seed=stats.seeds`` the same call gives the same text
         again. See docs/loop.md#seeds.""",
     )
-    guard: bool | BenefitGuard | None = own(
+    guard: bool | BenefitGuard | None = option(
         _must_be("None, True, False or a BenefitGuard", NoneType, bool, BenefitGuard),
         """whether drafting waits or pauses where it does not pay; see
         docs/loop.md#the-benefit-guard. None: where the text cannot change by it (greedy, match,
         target_only). True: always, by the clock; where that changes the text, which then depends on
         timing, a note says so. False: never. A `BenefitGuard` has limits of your own.""",
     )
-    compile: bool | None = own(
+    compile: bool | None = option(
         _or_none(check_flag),
         """how forwards run. None: on a CPU on packed weights, where the model and the memory allow
         it; a note says where they do not. Packed weights are a second copy, which is kept as long
@@ -242,14 +242,14 @@ class CommonOptions:
 class Options(CommonOptions):
     """All options of the loop, checked once; see `generate`."""
 
-    gamma: int | None = own(_keep, "alias of ``num_assistant_tokens``.")
-    num_speculative_tokens: int | None = own(_keep, "alias of ``num_assistant_tokens``.")
-    num_assistant_beams: int | None = own(
+    gamma: int | None = option(_keep, "alias of ``num_assistant_tokens``.")
+    num_speculative_tokens: int | None = option(_keep, "alias of ``num_assistant_tokens``.")
+    num_assistant_beams: int | None = option(
         _or_none(check_integer),
         """with ``num_beams``, the beam width of the draft model, at least ``num_beams``. None is
         twice ``num_beams``. See docs/loop.md#beam-search.""",
     )
-    cache: str = own(
+    cache: str = option(
         _must_be("a string", str),
         """how keys and values are kept: "spec" (one static cache), "aligned" (one of Transformers
         for the whole batch), "dynamic" (one for each sequence, one forward after the other), or
@@ -258,20 +258,20 @@ class Options(CommonOptions):
         default="auto",
         with_beams=("auto", "spec"),
     )
-    self_check: bool = own(
+    self_check: bool = option(
         check_flag,
         """whether the first use of a cache with a model class and configuration compares the model
         with itself through the cache on a few tokens; see `check_model`. False trusts the model:
         where a cache does not fit it, the text is wrong without an error.""",
         default=True,
     )
-    streamer: Streamer | None = own(_check_streamer, "Hugging Face streamer; one sequence only.")
-    trace: Trace | None = own(
+    streamer: Streamer | None = option(_check_streamer, "Hugging Face streamer; one sequence only.")
+    trace: Trace | None = option(
         _must_be("None or a function", NoneType, Callable),
         "called after every round with a `TracedRound`.",
         with_beams=(None,),
     )
-    clock: Callable[[], float] = own(
+    clock: Callable[[], float] = option(
         _must_be("a function that gives seconds", Callable),
         "gives seconds; for tests.",
         default=time.perf_counter,

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import check_flag, check_integer, check_number, shown
-from specdec_hf.loop.own_rule import OwnRule, ask_rule
+from specdec_hf.extras.own_rule import OwnRule, ask_rule
 from specdec_hf.rules import check_takes, name_of
 
 Floats = NDArray[np.float64]

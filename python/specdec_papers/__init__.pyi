@@ -21,7 +21,7 @@ from specdec_papers.nasd import NasdDrafter as NasdDrafter
 from specdec_papers.ngram import NgramDrafter as NgramDrafter
 from specdec_papers.ngram import RandomDrafter as RandomDrafter
 from specdec_papers.ngram_table import NgramTable as NgramTable
-from specdec_papers.other_vocabulary import TextDrafter as TextDrafter
+from specdec_papers.other_vocabulary import OtherVocabularyDrafter as OtherVocabularyDrafter
 from specdec_papers.own_layers import EarlyExitDrafter as EarlyExitDrafter
 from specdec_papers.own_layers import LayerSkipDrafter as LayerSkipDrafter
 from specdec_papers.pass_head import PassHead as PassHead

@@ -19,18 +19,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from specdec_hf.drafting.context import History
+from specdec_hf.heads.eagle_family.files import EMBEDDINGS, OUTPUT
+from specdec_hf.heads.eagle_family.layer import Norm, StateLayer
 from specdec_hf.heads.files import checked_flag, checked_size
-from specdec_hf.heads.pairs.files import EMBEDDINGS, OUTPUT
-from specdec_hf.heads.pairs.layer import Norm, StateLayer
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from torch import nn
 
 from specdec_kernels import kv_append_
-from specdec_papers.blocks.config import BlockConfig, sizes_from
-from specdec_papers.blocks.draft import BlockDrafter, BlockStepper
-from specdec_papers.blocks.files import read_block, write_block
-from specdec_papers.blocks.head import BlockHead
+from specdec_papers.mask_tokens.config import BlockConfig, sizes_from
+from specdec_papers.mask_tokens.draft import BlockDrafter, BlockStepper
+from specdec_papers.mask_tokens.files import read_block, write_block
+from specdec_papers.mask_tokens.head import BlockHead
 
 _LAYERS = "aux_hidden_state_layer_ids"
 _FLAGS = {"sample_from_anchor": "from_anchor", "sliding_window_non_causal": "both_ways"}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from specdec_hf.arguments import PARAMETERS
-from specdec_hf.drafting.entry import FOLDER, Entry, entry_of_head
+from specdec_hf.drafting.entry import FOLDER, DrafterEntry, entry_of_head
 
-DRAFTERS: dict[str, Entry] = {
-    "ngram": Entry(
+DRAFTERS: dict[str, DrafterEntry] = {
+    "ngram": DrafterEntry(
         "specdec_papers.ngram:NgramDrafter",
         "n-gram model of the text so far, with n-grams of N tokens; or also of the text that FILE "
         "was built from",
@@ -14,17 +14,17 @@ DRAFTERS: dict[str, Entry] = {
         check_file="specdec_papers.ngram_table:read_metadata",
         draws=True,
     ),
-    "random": Entry(
+    "random": DrafterEntry(
         "specdec_papers.ngram:RandomDrafter",
         "draws tokens uniformly at random, a baseline",
         draws=True,
     ),
-    "nasd": Entry(
+    "nasd": DrafterEntry(
         "specdec_papers.nasd:NasdDrafter",
         "counts n-grams of the text and of the target's most likely next tokens",
         several=True,
     ),
-    "layers": Entry(
+    "layers": DrafterEntry(
         "specdec_papers.layers:LayersDrafter",
         "the model's first N layers as a draft model with a cache of its own",
         value="N",
@@ -33,7 +33,7 @@ DRAFTERS: dict[str, Entry] = {
         is_model=True,
         draws=True,
     ),
-    "early_exit": Entry(
+    "early_exit": DrafterEntry(
         "specdec_papers.own_layers:EarlyExitDrafter",
         "the model's first N layers, which the verification does not run again",
         value="N",
@@ -41,7 +41,7 @@ DRAFTERS: dict[str, Entry] = {
         makes_forward=True,
         draws=True,
     ),
-    "layer_skip": Entry(
+    "layer_skip": DrafterEntry(
         "specdec_papers.own_layers:LayerSkipDrafter",
         "the model without its layers A to B, counted from 0, or without the attention and MLP "
         "sublayers that FILE lists; the layers before them run once",
@@ -50,7 +50,7 @@ DRAFTERS: dict[str, Entry] = {
         makes_forward=True,
         draws=True,
     ),
-    "sparse_cache": Entry(
+    "sparse_cache": DrafterEntry(
         "specdec_papers.sparse_cache:SparseCacheDrafter",
         "the model itself over the first tokens, the last ones and the chunks of the text that it "
         "attends to most, N tokens in all",
@@ -80,7 +80,7 @@ DRAFTERS: dict[str, Entry] = {
         draws=True,
         marks=("dflash",),
     ),
-    "mtp": Entry(
+    "mtp": DrafterEntry(
         "specdec_papers.mtp.drafter:MtpDrafter",
         "chains of the layers of multi-token prediction in the model's own folder, or in FOLDER, "
         "which Transformers leaves out",
@@ -88,7 +88,7 @@ DRAFTERS: dict[str, Entry] = {
         serves_all=False,
         draws=True,
     ),
-    "mtp_tree": Entry(
+    "mtp_tree": DrafterEntry(
         "specdec_papers.mtp.drafter:MtpTreeDrafter",
         "trees of such a layer",
         value=FOLDER,
@@ -120,12 +120,12 @@ DRAFTERS: dict[str, Entry] = {
         draws=True,
         marks=("PassHead",),
     ),
-    "token_recycling": Entry(
+    "token_recycling": DrafterEntry(
         "specdec_papers.token_recycling:TokenRecyclingDrafter",
         "trees of the target's latest most likely next tokens after each token",
         own_tree=True,
     ),
-    "lookahead": Entry(
+    "lookahead": DrafterEntry(
         "specdec_papers.lookahead:LookaheadDrafter",
         "a window of W columns of guesses, and G of the N-grams that it has made",
         value="W,N,G",

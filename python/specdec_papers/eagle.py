@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from specdec_hf.heads.eagle_family.config import PairConfig, decoder_layer, fields_of, layer_like
+from specdec_hf.heads.eagle_family.drafter import PairChainDrafter, PairTreeDrafter
+from specdec_hf.heads.eagle_family.files import EMBEDDINGS, published_weights, read_published
+from specdec_hf.heads.eagle_family.head import PairHead
+from specdec_hf.heads.eagle_family.layer import HeadLayer
 from specdec_hf.heads.files import (
     WEIGHTS,
     check_tensors,
@@ -22,11 +27,6 @@ from specdec_hf.heads.files import (
     read_weights,
     write_head,
 )
-from specdec_hf.heads.pairs.config import PairConfig, decoder_layer, fields_of, layer_like
-from specdec_hf.heads.pairs.drafter import PairChainDrafter, PairTreeDrafter
-from specdec_hf.heads.pairs.files import EMBEDDINGS, published_weights, read_published
-from specdec_hf.heads.pairs.head import PairHead
-from specdec_hf.heads.pairs.layer import HeadLayer
 from torch import nn
 
 _UNUSED = "layers.0.self_attn.rotary_emb.inv_freq"  # made from the config
@@ -64,7 +64,7 @@ class EagleConfig(PairConfig):
         """Numbers of a final hidden state."""
         return self.target_hidden_size
 
-    def on(self, total: int) -> EagleConfig:
+    def for_layers(self, total: int) -> EagleConfig:
         """With the final hidden state of a target of ``total`` layers, which follows its norm."""
         return replace(self, layers=(total,))
 

@@ -53,7 +53,7 @@ class ExitConfig(WholeVocabularyConfig):
         """The layers that training stores."""
         return (self.layer,)
 
-    def on(self, total: int) -> ExitConfig:
+    def for_layers(self, total: int) -> ExitConfig:
         """The same; raises ValueError for a target of so few layers."""
         if self.layer >= total:
             raise ValueError(
@@ -131,4 +131,4 @@ class ExitHeadDrafter(OwnLayersDrafter, HeadDrafter[ExitHead], entry="exit_head"
         return self._head.head.config.layer, total
 
     def exit_of(self, model: Any) -> Any:
-        return self._head.on(model)
+        return self._head.for_target(model)

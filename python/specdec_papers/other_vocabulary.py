@@ -35,7 +35,7 @@ from transformers import PreTrainedTokenizerBase
 LOOKBEHIND = 10  # as in Transformers
 
 
-class TextDrafter(Drafter):
+class OtherVocabularyDrafter(Drafter):
     """Any causal LM with a tokenizer of its own; it may be on another device or in another dtype.
 
     A round drafts as many tokens of the draft model as the loop asks for, and reads them from its
@@ -118,7 +118,7 @@ class TextDrafter(Drafter):
 
 
 class _TextState(State):
-    def __init__(self, drafter: TextDrafter, call: DrafterCall) -> None:
+    def __init__(self, drafter: OtherVocabularyDrafter, call: DrafterCall) -> None:
         self.drafter = drafter
         self._model = DraftModel(drafter.model, call, own_vocabulary=True)
         self.cost = self._model.cost

@@ -155,7 +155,7 @@ class ParallelState(State):
 
     def states(self) -> torch.Tensor:
         """The states [B, K, H] that the output matrix reads; called once a round."""
-        states, counts = self._states.take()
+        states, counts = self._states.pop()
         last = to_device(np.maximum(counts - 1, 0), states.device)
         final = states.gather(1, last[:, None, None].expand(-1, -1, states.shape[2]))[:, 0]
         return self.head.states(final)

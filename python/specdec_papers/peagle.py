@@ -18,20 +18,20 @@ import torch
 from numpy.typing import NDArray
 from specdec_hf.drafting.context import History
 from specdec_hf.heads.eagle3.head import DecoderLayer
+from specdec_hf.heads.eagle_family.draft import following_tokens
+from specdec_hf.heads.eagle_family.files import EMBEDDINGS, OUTPUT
+from specdec_hf.heads.eagle_family.layer import Norm, StateLayer
 from specdec_hf.heads.files import checked, checked_flag
-from specdec_hf.heads.pairs.draft import following_tokens
-from specdec_hf.heads.pairs.files import EMBEDDINGS, OUTPUT
-from specdec_hf.heads.pairs.layer import Norm, StateLayer
 from specdec_hf.heads.speculators import speculative_tokens
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 from torch import nn
 from torch.nn.functional import pad
 
-from specdec_papers.blocks.config import BlockConfig, sizes_from
-from specdec_papers.blocks.draft import BlockDrafter, BlockStepper
-from specdec_papers.blocks.files import read_block, write_block
-from specdec_papers.blocks.head import BlockHead
+from specdec_papers.mask_tokens.config import BlockConfig, sizes_from
+from specdec_papers.mask_tokens.draft import BlockDrafter, BlockStepper
+from specdec_papers.mask_tokens.files import read_block, write_block
+from specdec_papers.mask_tokens.head import BlockHead
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 # The last has no effect on a pass: it is about states that a head would be given back.

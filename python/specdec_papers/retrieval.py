@@ -107,7 +107,7 @@ def queries_of(model: Any, states: torch.Tensor, positions: torch.Tensor) -> tor
     """The queries of one token of each sequence in every layer, from the states before the layers.
 
     Args:
-        model: that `unserved_reason` allows, or its packed twin.
+        model: that `unserved_reason` allows, or its packed model.
         states: [R, N, H], the hidden states that each of the N layers reads.
         positions: [R] int64 of the tokens.
 

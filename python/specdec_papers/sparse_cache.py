@@ -25,7 +25,7 @@ from specdec_hf.drafting.drafter import Cost, State
 from specdec_hf.drafting.registry import entry_for, usage
 from specdec_hf.runner.packed.decoder_layer import FAMILIES
 from specdec_hf.runner.packed.linear import bytes_of
-from specdec_hf.runner.packed.twin import OnlyPacked
+from specdec_hf.runner.packed.model import OnlyPacked
 from specdec_hf.runner.protocol import Lengths, to_device
 
 from specdec_papers.own_layers import OwnCacheDrafter, OwnCacheState, OwnCacheStepper
@@ -220,7 +220,7 @@ class SparseCacheStepper(OwnCacheStepper):
         batch_size = self.call.batch_size
         if self._states is None or not self._states.counts.any():
             return None, np.zeros(batch_size, dtype=np.bool_)
-        states, counts = self._states.take()
+        states, counts = self._states.pop()
         last = to_device(np.maximum(counts - 1, 0), self.device)
         rows = torch.arange(batch_size, device=self.device)
         return states[rows, last].unflatten(-1, (self._num_layers, -1)), counts > 0
@@ -231,7 +231,7 @@ class SparseCacheStepper(OwnCacheStepper):
         pending = to_device(texts.last(1), self.device)
         self.target.forward(pending, before, 1)
         self.target.truncate(before)
-        states = self.target.tap.take()
+        states = self.target.tap.pop()
         return torch.stack([states[n][:, -1] for n in range(self._num_layers)], dim=1)
 
 

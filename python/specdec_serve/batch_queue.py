@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.arguments import check_integer, check_integers, shown
-from specdec_hf.loop.continuous import PREFILL_CHUNK_SIZE
+from specdec_hf.extras.continuous_batching import PREFILL_CHUNK_SIZE
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.entry import prepare_call
 from specdec_hf.request.sampling import make_sampling, sequence_seeds

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from specdec_hf.drafters import model as draft_model
-from specdec_hf.heads.pairs import compiled_step
-from specdec_hf.heads.pairs import draft as head_draft
+from specdec_hf.extras.compiled import compiled_call, forward
+from specdec_hf.extras.compiled import head_step as compiled_step
+from specdec_hf.heads.eagle_family import draft as head_draft
 from specdec_hf.loop import begin, plan
 from specdec_hf.runner import forwards, policy
-from specdec_hf.runner.compiled import compiled_call, forward
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -71,7 +71,7 @@ GOOD = {
     loop.RestDrafter: {"corpus": CORPUS},
     papers.SparseCacheDrafter: {},
     loop.SuffixAutomatonDrafter: {},
-    papers.TextDrafter: {"model": TINY, **TOKENIZERS},
+    papers.OtherVocabularyDrafter: {"model": TINY, **TOKENIZERS},
     papers.TokenRecyclingDrafter: {},
     papers.VerticalCascade: {"model": TINY, "drafter": TINY},
     papers.HorizontalCascade: {"drafters": [TINY, TINY], "counts": [1]},
@@ -334,11 +334,11 @@ VALUES = {
     "must be in [2, 1025], got 1": lambda: papers.LookaheadDrafter(1, 2, 0),
     "three integers W,N,G, got '4,3,-1'": lambda: papers.LookaheadDrafter.from_text("4,3,-1"),
     "ranks of tree must be below top_k=2, got 2": lambda: papers.TokenRecyclingDrafter(WIDE, 2),
-    "assistant_lookbehind must be at least 1, got 0": lambda: papers.TextDrafter(
+    "assistant_lookbehind must be at least 1, got 0": lambda: papers.OtherVocabularyDrafter(
         TINY, **TOKENIZERS, assistant_lookbehind=0
     ),
-    "in a cascade, got TextDrafter": lambda: papers.HorizontalCascade(
-        [TINY, papers.TextDrafter(TINY, **TOKENIZERS)], [1]
+    "in a cascade, got OtherVocabularyDrafter": lambda: papers.HorizontalCascade(
+        [TINY, papers.OtherVocabularyDrafter(TINY, **TOKENIZERS)], [1]
     ),
     "drafters must be 2 to 8, got 0": lambda: papers.HorizontalCascade([], []),
     "learning_rate must be above 0 and finite, got 0": lambda: papers.DistilledDrafter(TINY, 0),

@@ -216,7 +216,7 @@ def test_a_layer_without_a_cache_of_its_own_moves_nothing_and_those_after_it_mov
     )
     given.move_cursor(torch.zeros(1, dtype=torch.int64), 0, 3)
     given.fill([entry, None, entry], np.array([3]))
-    taken.adopt(1, given)
+    taken.take(1, given)
     assert taken.lengths.tolist() == [0, 3]
     first, none, last = taken.spec_layers
     assert not none.is_initialized

@@ -6,8 +6,8 @@ A CPU takes the place of a CUDA device.
 import pytest
 import torch
 from hf.recorded_ops import CHANGES, REFUSED, compile_on_cpu, run_layers_as_they_are
-from specdec_hf.runner.compiled import forward as compiled
-from specdec_hf.runner.compiled.layers import LayerGraphs
+from specdec_hf.extras.compiled import forward as compiled
+from specdec_hf.extras.compiled.layers import LayerGraphs
 from specdec_hf.runner.policy import ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
 from support.hf_models import build, decode, prompts
@@ -174,6 +174,6 @@ def test_rows_of_padding_are_dropped_and_forgotten():
             assert wide.lengths.tolist() == [end]
             assert got.shape == wanted.shape
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-            states = [runner.tap.take()[1] for runner in (wide, narrow)]
+            states = [runner.tap.pop()[1] for runner in (wide, narrow)]
             assert states[0].shape[1] == end - begin
             torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)

@@ -191,15 +191,15 @@ def test_the_others_have_a_round_between_two_chunks_of_a_long_prompt(tmp_path, n
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_chunks_of_a_prompt_leave_the_bits_of_the_whole_in_the_cache(dtype, monkeypatch):
     """On packed weights, by which the bits of a token follow from the text before it alone."""
-    moved, adopt = [], Session.adopt
+    moved, take = [], Session.take
 
     def watched(self, b, other, index):
-        adopt(self, b, other, index)
+        take(self, b, other, index)
         if other.sequences.numbers == [1]:
             layers = [layer.buffers for layer in other.runner.cache.spec_layers]
             moved.append([x[0, :, : len(LONG)].clone() for pair in layers for x in pair])
 
-    monkeypatch.setattr(Session, "adopt", watched)
+    monkeypatch.setattr(Session, "take", watched)
     model = hf_models.build("llama", vocab_size=11).to(dtype)
     for chunk in (7, 1000):
         _, _, stats = decode(
@@ -278,8 +278,8 @@ def test_zeros_follow_the_text_of_a_sequence_that_was_moved():
     ours, theirs = history([1, 2, 3, 4], [5]), history([6], [7, 8])
     theirs.append(0, [9] * 8)  # beyond the columns that there are
     for b, index, text in ((0, 1, [7, 8]), (1, 0, [6] + [9] * 8)):
-        ours.adopt(b, theirs, index)
-        for tokens in (ours.tokens, ours.shown().tokens):
+        ours.take(b, theirs, index)
+        for tokens in (ours.tokens, ours.read_only().tokens):
             assert tokens[b].tolist() == text + [0] * (tokens.shape[1] - len(text))
     assert ours.lengths.tolist() == [2, 9]
 

@@ -11,9 +11,9 @@ import torch
 from hf.recorded_ops import FEW_WIDTHS, FreedMemory, OpRecorder, leaving_out, record_ops
 from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.extras.compiled import compiled_call, cuda_graphs
 from specdec_hf.loop import begin
 from specdec_hf.runner import policy
-from specdec_hf.runner.compiled import compiled_call, cuda_graphs
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.protocol import CACHE_NAME
 from support.hf_models import build, decode, prompts, with_noise

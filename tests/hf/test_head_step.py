@@ -5,10 +5,10 @@ import gc
 import pytest
 import torch
 from hf.recorded_ops import compile_on_cpu, leaving_out, record_ops
+from specdec_hf.extras.compiled import cuda_graphs, forward
+from specdec_hf.extras.compiled import head_step as compiled_step
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
-from specdec_hf.heads.pairs import compiled_step
-from specdec_hf.heads.pairs.cache import HeadCache
-from specdec_hf.runner.compiled import cuda_graphs, forward
+from specdec_hf.heads.eagle_family.cache import HeadCache
 from specdec_hf.runner.forwards import Borrower, CompileStats
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
@@ -37,7 +37,7 @@ def head(target):
 def only_the_head(monkeypatch):
     compile_on_cpu(monkeypatch)
     monkeypatch.setattr(
-        "specdec_hf.runner.compiled.compiled_call.use_compiled", lambda *_, **__: CompileStats()
+        "specdec_hf.extras.compiled.compiled_call.use_compiled", lambda *_, **__: CompileStats()
     )
 
 
@@ -101,7 +101,7 @@ def test_a_head_does_not_draft_on_wrong_packed_weights(graphs, target, head, mon
 
 def test_a_head_that_takes_too_much_memory_is_not_packed(target, head, monkeypatch):
     monkeypatch.setattr("specdec_hf.loop.plan.pack_for", lambda *_: (None, None))  # of the target
-    monkeypatch.setattr("specdec_hf.runner.packed.twin.LARGEST_SHARE", 0.0)
+    monkeypatch.setattr("specdec_hf.runner.packed.model.LARGEST_SHARE", 0.0)
     notes = decode(target, drafter=Eagle3Drafter(head)).stats.notes
     reason = "the head drafts on unpacked weights: packed weights would take"
     assert any(reason in note for note in notes), notes

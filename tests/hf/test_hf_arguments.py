@@ -58,7 +58,7 @@ def test_a_refused_field_is_named(name):
     setattr(config, name, 0.25)
     model = hf_models.tiny("llama")
     with pytest.raises(ValueError, match=rf"^{name}=0.25 is not supported$"):
-        unsupported.refuse_unsupported(config, unsupported.Origin(model, {name}))
+        unsupported.refuse_unsupported(config, unsupported.ArgumentSource(model, {name}))
 
 
 @entries

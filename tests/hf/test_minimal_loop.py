@@ -8,9 +8,7 @@ import pytest
 import torch
 from support import hf_models
 
-ROOT = Path(__file__).parents[2]
-
-EXAMPLE = ROOT / "examples/minimal_loop.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/minimal_loop.py"
 PROMPTS = [[5, 6, 7, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 9]]
 
 pytestmark = pytest.mark.skipif(not EXAMPLE.is_file(), reason="the examples are not here")

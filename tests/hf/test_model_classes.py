@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
+from specdec_hf.extras.later_inputs import LaterInputs
 from specdec_hf.runner.comparison import forget_checks
-from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models

@@ -277,13 +277,13 @@ def size(module):
 
 def costs_of(target, drafter, monkeypatch):
     """What schedule and benefit guard of a call begin with."""
-    seen, adopt = [], Costs.adopt
+    seen, start_from = [], Costs.start_from
 
     def recorded(self, *args, **kwargs):
         seen.append(self)
-        adopt(self, *args, **kwargs)
+        start_from(self, *args, **kwargs)
 
-    monkeypatch.setattr(Costs, "adopt", recorded)
+    monkeypatch.setattr(Costs, "start_from", recorded)
     generate(target, **hf_models.prompts((9,)), drafter=drafter, max_new_tokens=1)
     return seen[0]
 

@@ -1,4 +1,4 @@
-"""Packed twins: the text is the same whatever is drafted, and what cannot be packed is named."""
+"""Packed models: the text is the same whatever is drafted, and what cannot be packed is named."""
 
 import gc
 import types
@@ -9,10 +9,10 @@ import pytest
 import torch
 from hf.recorded_ops import CHANGES, REFUSED
 from specdec_hf import EagleTree, generate
-from specdec_hf.runner.packed import attention, twin
+from specdec_hf.runner.packed import attention
 from specdec_hf.runner.packed import linear as packed_linear
+from specdec_hf.runner.packed import model as packing
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
-from specdec_hf.runner.packed.twin import packed_twin
 from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
 from support.hf_models import build, decode, prompts, unchanged, with_noise
@@ -68,12 +68,12 @@ def logits_of(model, sizes, rows=1, start=70, policy=None):
 
 
 def with_torchs_products(model):
-    """Negative control: a twin whose products are torch's own."""
+    """Negative control: a packed model whose products are torch's own."""
 
     def forward(self, x):
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
-    made = twin.PackedTwin(model)
+    made = packing.PackedModel(model)
     for layer in made.layers:
         layer.forward = types.MethodType(forward, layer)
     return made.model
@@ -83,8 +83,8 @@ def with_torchs_products(model):
 @pytest.mark.parametrize("layers", ["fused", "unfused"])
 def test_logits_depend_on_no_other_tokens(model, layers, monkeypatch):
     if layers != "fused":
-        monkeypatch.setattr(twin, "fuse", lambda module: False)
-    mine = twin.PackedTwin(model).model
+        monkeypatch.setattr(packing, "fuse", lambda module: False)
+    mine = packing.PackedModel(model).model
     alone = logits_of(mine, [1] * 24)
     for sizes in ([24], [3, 20, 1], [5, 19]):
         assert torch.equal(logits_of(mine, sizes), alone)
@@ -94,7 +94,7 @@ def test_logits_depend_on_no_other_tokens(model, layers, monkeypatch):
 @pytest.mark.parametrize("width", [48, 100, 144])
 def test_fused_layers_of_any_width_depend_on_no_other_tokens(width):
     made = build("llama", vocab_size=997, hidden_size=256, intermediate_size=width)
-    mine = twin.PackedTwin(made)
+    mine = packing.PackedModel(made)
     assert mine.fused == 2
     with torch.inference_mode():
         assert torch.equal(logits_of(mine.model, [24]), logits_of(mine.model, [1] * 24))
@@ -102,7 +102,7 @@ def test_fused_layers_of_any_width_depend_on_no_other_tokens(width):
 
 @torch.inference_mode()
 def test_drafts_of_any_number_change_no_bits(model):
-    mine, start = packed_twin(model).model, 70
+    mine, start = packing.packed_model_of(model).model, 70
     alone = logits_of(mine, [35, 35])
     assert torch.equal(logits_of(mine, [70]), alone)
     runner = SpecRunner(mine, 1, start + 71)
@@ -118,7 +118,7 @@ def test_drafts_of_any_number_change_no_bits(model):
 def test_products_and_attention_of_torch_depend_on_other_tokens(part, monkeypatch):
     """Negative control. In float32, where they do on any machine."""
     model = build("llama", vocab_size=997, hidden_size=256, intermediate_size=640)
-    wrong = with_torchs_products(model) if part == "products" else twin.PackedTwin(model).model
+    wrong = with_torchs_products(model) if part == "products" else packing.PackedModel(model).model
     if part == "attention":
         monkeypatch.setattr(attention, "cached_attention", grouped)
     assert not torch.equal(logits_of(wrong, [24]), logits_of(wrong, [1] * 24))
@@ -188,7 +188,7 @@ WAY = "merge its adapters to pack them, with merge_and_unload() of PEFT"
 def test_matrices_of_other_classes_stay_and_are_named(name, change, unpacked, packed, named):
     model = build(name)
     change(model)
-    assert not twin.PackedTwin(model).invariant
+    assert not packing.PackedModel(model).invariant
     stats = decode(model, (9,)).stats
     assert (stats.packed.unpacked, stats.packed.layers) == (unpacked, packed)
     end = f"matrices of other classes than torch.nn.Linear are not packed: {named}"
@@ -208,12 +208,12 @@ def test_modules_that_quantise_by_the_whole_forward_are_the_cause_that_is_named(
 
 def test_too_little_memory_is_said_and_packs_nothing(monkeypatch):
     model = build("llama")
-    size = sum(layer.weight.nbytes for layer in twin.PackedTwin(model).layers)
+    size = sum(layer.weight.nbytes for layer in packing.PackedModel(model).layers)
     gc.collect()
     for available, fits in ((2 * size, True), (2 * size - 1, False)):
         model = build("llama")
         monkeypatch.setattr(
-            twin.psutil, "virtual_memory", lambda n=available: types.SimpleNamespace(available=n)
+            packing.psutil, "virtual_memory", lambda n=available: types.SimpleNamespace(available=n)
         )
         output = decode(model, (9,))
         assert (output.stats.packed.reason == "") == fits
@@ -251,15 +251,15 @@ def test_weights_changed_between_calls_are_packed_again(hidden):
 
 
 @CHANGES
-def test_a_changed_model_gets_a_new_twin(change):
+def test_a_changed_model_gets_a_new_packed_model(change):
     model = build("llama")
     decode(model, (9,))
-    before = packed_twin(model)
-    assert packed_twin(model) is before
+    before = packing.packed_model_of(model)
+    assert packing.packed_model_of(model) is before
     torch.manual_seed(0)
     change(model)
     assert torch.equal(decode(model, (9,)).sequences, decode(model, (9,), compile=False).sequences)
-    assert packed_twin(model) is not before
+    assert packing.packed_model_of(model) is not before
 
 
 def test_the_model_is_as_before_and_its_packed_weights_go_with_it():
@@ -288,7 +288,7 @@ def test_the_model_is_as_before_and_its_packed_weights_go_with_it():
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
-def test_whatever_runs_the_model_runs_its_twin(settings, monkeypatch):
+def test_whatever_runs_the_model_runs_its_packed_model(settings, monkeypatch):
     model, ran = build("llama"), []
     own = decode(model, (9, 5), compile=False, **settings)
     decode(model, (9, 5), **settings)  # with the self-checks
@@ -306,7 +306,7 @@ def test_whatever_runs_the_model_runs_its_twin(settings, monkeypatch):
 
 
 @pytest.mark.parametrize("self_check", [True, False])
-def test_a_twin_runs_under_autocast(self_check):
+def test_a_packed_model_runs_under_autocast(self_check):
     model = build("llama")
     with torch.autocast("cpu", torch.bfloat16):
         own = decode(model, (9,), compile=False, drafter=None)
@@ -316,7 +316,7 @@ def test_a_twin_runs_under_autocast(self_check):
 
 
 def test_a_prompt_and_a_single_token_attend_by_their_masks():
-    model = packed_twin(build("llama")).model
+    model = packing.packed_model_of(build("llama")).model
     runner = SpecRunner(model, 1, 100, ForwardPolicy(omits_mask=frozenset((FIRST, SINGLE))))
     ids = prompts((10,))["input_ids"]
     with torch.inference_mode():

@@ -1,11 +1,11 @@
-"""Decoder layers and attention of a packed twin: which run by ops, and that these are the layer."""
+"""Decoder layers and attention of packed models: which run by ops, and that these are the layer."""
 
 import copy
 
 import pytest
 import torch
 from specdec_hf.runner.packed import decoder_layer
-from specdec_hf.runner.packed.twin import PackedTwin, packed_twin
+from specdec_hf.runner.packed.model import PackedModel, packed_model_of
 from support.hf_models import VOCAB, build, decode, with_noise
 from transformers.models.llama import modeling_llama
 
@@ -31,15 +31,15 @@ def made(which, dtype=torch.float32):
     return model.to(dtype)
 
 
-def layers_of(twin):
-    return [m for m in twin.model.modules() if type(m).__name__.endswith("DecoderLayer")]
+def layers_of(packed_model):
+    return [m for m in packed_model.model.modules() if type(m).__name__.endswith("DecoderLayer")]
 
 
 def unfused(model):
-    twin = PackedTwin(model)
-    for layer in layers_of(twin):
+    packed_model = PackedModel(model)
+    for layer in layers_of(packed_model):
         layer.__class__ = type(layer).__mro__[1]
-    return twin
+    return packed_model
 
 
 def ids(*shape):
@@ -52,10 +52,10 @@ def ids(*shape):
 @torch.no_grad()
 def test_fused_layers_give_the_hidden_states_of_the_model(which, dtype):
     model = made(which, dtype)
-    twin = packed_twin(model)
-    assert twin.fused == len(layers_of(twin)) == 2
+    packed_model = packed_model_of(model)
+    assert packed_model.fused == len(layers_of(packed_model)) == 2
     given = {"input_ids": ids(2, 20), "output_hidden_states": True}
-    got, want = twin.model(**given), model(**given)
+    got, want = packed_model.model(**given), model(**given)
     tolerance = 1e-5 if dtype == torch.float32 else 0.04
     for mine, its in zip(got.hidden_states, want.hidden_states, strict=True):
         assert len(got.hidden_states) == 3
@@ -108,7 +108,7 @@ def test_parameters_that_change_after_the_first_call_are_seen(part, how):
 @torch.no_grad()
 def test_what_the_ops_do_not_compute_runs_as_the_class_says(monkeypatch):
     model = made("llama", torch.bfloat16)
-    mine, plain = PackedTwin(model).model, unfused(model).model
+    mine, plain = PackedModel(model).model, unfused(model).model
     tokens = ids(1, 9)
     calls = []
     fused = decoder_layer._LayerParts.forward
@@ -143,7 +143,7 @@ UNLIKE = {
 def test_layers_that_are_not_those_of_the_ops_stay(case):
     model = made(case.rpartition("-")[0])
     UNLIKE[case](model.model.layers[1])
-    assert packed_twin(model).fused == 1
+    assert packed_model_of(model).fused == 1
     got = decode(model, (9,))
     assert (got.stats.forwards, got.stats.packed.fused) == ("packed", 1)
     assert torch.equal(got.sequences, decode(model, (9,), compile=False).sequences)
@@ -162,4 +162,4 @@ def test_what_a_library_patched_stays(name, monkeypatch):
         return own(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, patched)
-    assert packed_twin(made("llama")).fused == 0
+    assert packed_model_of(made("llama")).fused == 0

@@ -135,7 +135,7 @@ def test_a_weight_is_unpacked_as_it_was(dtype):
 def test_a_model_packed_in_place_can_be_converted(tied, part):
     model, other = (build("llama", tie_word_embeddings=tied) for _ in range(2))
     pack_(model)
-    decode(model, (9,))  # on a twin, which is made again
+    decode(model, (9,))  # on a packed model, which is made again
     for one in (model, other):
         (one if part == "model" else one.model.layers).to(torch.bfloat16)
     assert sum(map(is_packed, model.modules())) == 15
@@ -192,14 +192,14 @@ def test_a_weight_and_a_module_that_layers_share_are_packed_and_counted_once():
     first, second = model.model.layers
     first.mlp.up_proj.weight = second.mlp.up_proj.weight
     second.self_attn = first.self_attn
-    twins = decode(model, (9,))
+    packed_runs = decode(model, (9,))
     made = pack_(model)
     again = decode(model, (9,))
-    for stats in (twins.stats.packed, made, again.stats.packed):
+    for stats in (packed_runs.stats.packed, made, again.stats.packed):
         assert (stats.layers, stats.bytes) == (11, made.bytes)
     up = [layer.mlp.up_proj for layer in model.model.layers]
     assert up[0].panels is up[1].panels
-    assert torch.equal(again.sequences, twins.sequences)
+    assert torch.equal(again.sequences, packed_runs.sequences)
 
 
 def test_what_packing_in_place_takes_away_is_named(tmp_path):

@@ -13,9 +13,9 @@ from support.cli_models import invoke
 
 MINE = """
     from specdec_hf import Draft, StatelessDrafter
-    from specdec_hf.drafting.entry import Entry
+    from specdec_hf.drafting.entry import DrafterEntry
 
-    DRAFTERS = {"NAME": Entry("mine:Mine", "drafts the last token again")}
+    DRAFTERS = {"NAME": DrafterEntry("mine:Mine", "drafts the last token again")}
 
     class Mine(StatelessDrafter):
         name = "NAME"

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from specdec_hf import check_model, generate
+from specdec_hf.extras.rollback_runner import AlignedRunner
 from specdec_hf.runner import self_check
 from specdec_hf.runner.cache_kinds import CACHE_KINDS
 from specdec_hf.runner.comparison import compare, tolerance_of
 from specdec_hf.runner.plain_runner import PlainRunner
-from specdec_hf.runner.rollback_runner import AlignedRunner
 from specdec_hf.runner.self_check import check_cache
 from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models

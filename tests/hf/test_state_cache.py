@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from specdec_hf import generate
+from specdec_hf.extras.state_runner import StateRunner
 from specdec_hf.runner.protocol import Prompt
-from specdec_hf.runner.state_runner import StateRunner
 from support.hf_models import needs_class
 
 from bench.tiny_models.build import build

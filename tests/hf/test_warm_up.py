@@ -4,9 +4,9 @@ import pytest
 import torch
 from hf.recorded_ops import compile_on_cpu, run_layers_as_they_are
 from specdec_hf import Eagle3Drafter, generate, warm_up
+from specdec_hf.extras.compiled import forward
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.shipped import HEAD_FOLDER
-from specdec_hf.runner.compiled import forward
 from specdec_hf.runner.packed import linear as packed_linear
 from support.hf_models import build, head_for, prompts
 

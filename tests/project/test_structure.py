@@ -133,7 +133,8 @@ OPS = {
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis", "specdec_kernels.compat", "specdec_kernels.versions")
 PLUGINS = {"vllm": "python/specdec_vllm/", "sglang": "python/specdec_sglang/"}
-# Folder of specdec_hf -> the folders that it may import. `cli` may import all.
+# Folder of specdec_hf -> the folders that it may import. `cli` may import all, and every folder may
+# import `extras` where a call asks for it.
 BELOW_DRAFTERS = {"drafting", "request", "runner", "schedules"}
 LOOP = {
     "schedules": set(),
@@ -143,6 +144,7 @@ LOOP = {
     "drafters": BELOW_DRAFTERS,
     "heads": BELOW_DRAFTERS | {"drafters"},
     "loop": BELOW_DRAFTERS | {"drafters"},
+    "extras": BELOW_DRAFTERS | {"drafters", "heads", "loop"},
 }
 
 
@@ -170,7 +172,8 @@ def test_the_parts_of_a_package_import_only_what_they_may(package, below, part):
             for name in imports(path):
                 other = name.split(".")
                 if other[0] == package and (folder / other[1]).is_dir():
-                    assert other[1] in below[part] | {part}, f"{relative(path)} imports {name}"
+                    known = below[part] | {part, "extras"}
+                    assert other[1] in known, f"{relative(path)} imports {name}"
 
 
 @pytest.mark.parametrize("language", ["reference", "triton"])
@@ -366,6 +369,7 @@ def test_the_loop_keeps_to_its_budgets():
         loaded = closure(modules)
         assert len(loaded) <= files, loaded
         assert sum(len(texts[name].splitlines()) for name in loaded) <= lines, modules
+        assert not any(name.startswith("specdec_hf.extras") for name in loaded)
     graph = {m: {n for n in names if n in texts} for m, names in import_graph().items()}
     found = beyond(texts, graph, LIMITS)
     assert not {what: names for what, names in found.items() if len(names) > ABOVE[what]}

@@ -47,7 +47,7 @@ from specdec_papers.distilled import DistilledDrafter
 from specdec_papers.mtp.drafter import MtpDrafter, MtpTreeDrafter
 from specdec_papers.nasd import NasdDrafter
 from specdec_papers.ngram import RandomDrafter
-from specdec_papers.other_vocabulary import TextDrafter
+from specdec_papers.other_vocabulary import OtherVocabularyDrafter
 from specdec_papers.skipped_sublayers import SkippedSublayers
 from specdec_papers.token_recycling import TokenRecyclingDrafter
 from specdec_papers.vertical_cascade import VerticalCascade
@@ -392,11 +392,11 @@ def datastore(target: Any, folder: Path) -> str:
     return f"rest:{folder / 'datastore'}"
 
 
-def of_another_vocabulary(target: Any, folder: Path) -> TextDrafter:
+def of_another_vocabulary(target: Any, folder: Path) -> OtherVocabularyDrafter:
     """A draft model of letters, which the target's tokenizer merges to pairs, and of one more."""
     vocab_size = target.config.vocab_size
     names = "x" + letters_of(vocab_size)[::-1]
-    return TextDrafter(_unlike(len(names)), letters(names), pairs(vocab_size))
+    return OtherVocabularyDrafter(_unlike(len(names)), letters(names), pairs(vocab_size))
 
 
 _unlike = functools.cache(lambda vocab_size: hf_models.build("llama", 1, vocab_size=vocab_size))

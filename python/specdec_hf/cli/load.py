@@ -32,7 +32,7 @@ from specdec_hf.drafting.parsed import parse_drafter, sampling_of
 from specdec_hf.drafting.registry import AUTO, entry_named, make_drafter
 from specdec_hf.model_files import load_config, load_model, load_tokenizer
 from specdec_hf.model_paths import MissingModelError
-from specdec_hf.runner.packed.twin import pack_for_call
+from specdec_hf.runner.packed.model import pack_for_call
 from specdec_hf.runner.protocol import context_length, vocab_size_of
 
 Say = Callable[[str], None]
@@ -288,7 +288,7 @@ def _own_tokenizer(
 ) -> Any:
     """The tokenizer of a draft model whose vocabulary is not the model's, else None."""
     wanted, got = (vocab_size_of(c) for c in (config, draft_config))
-    # `TextDrafter` drafts chains and does not roll back.
+    # `OtherVocabularyDrafter` drafts chains and does not roll back.
     tree = settings.tree is not None and len(settings.drafter) == 1
     needs = "--tree" if tree else "--cascade" if settings.cascade else None
     rule = f"{needs} needs a drafter of the model's vocabulary of {wanted} tokens"

@@ -40,7 +40,7 @@ from specdec_hf.runner.protocol import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from specdec_hf.runner.encoded import Encoded
+    from specdec_hf.extras.encoded import Encoded
 
 
 class Stepper(Protocol):
@@ -270,12 +270,12 @@ class DraftModel(Stepper):
         self.model = model
         self.device: torch.device = model.device
         self.call = call
-        twin, packed = pack_for(model, call.forwards.compile)
+        packed_model, packed = pack_for(model, call.forwards.compile)
         request = CacheRequest(
             call.batch_size, cache, tree=tree, self_check=call.forwards.self_check,
             encoded=self._encode(own_vocabulary),
         )  # fmt: skip
-        chosen = choose_cache(model, request, twin)
+        chosen = choose_cache(model, request, packed_model)
         self.runner = chosen.make(min(call.max_length, 1024) + call.max_draft + 1)
         for note in chosen.notes:
             call.note(f"draft model {note}")
@@ -283,7 +283,7 @@ class DraftModel(Stepper):
             packed.refuse(chosen.why_not_packed)
             call.report_packed(model, packed)
         if call.forwards.compile and compiles_on(model.device):
-            from specdec_hf.runner.compiled.compiled_call import (  # noqa: PLC0415  # CUDA alone
+            from specdec_hf.extras.compiled.compiled_call import (  # noqa: PLC0415  # CUDA alone
                 use_compiled,
             )
 
@@ -400,7 +400,7 @@ class DraftModel(Stepper):
         return last - end
 
     def take(self, b: int, other: DraftModel, index: int) -> None:
-        self.runner.adopt(b, other.runner, index)
+        self.runner.take(b, other.runner, index)
 
 
 def room_in(

@@ -16,7 +16,7 @@ from specdec_hf.drafting.context import CommittedStates, History
 from specdec_hf.request.sampling import Sampling
 from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.forwards import Borrower, CompileStats
-from specdec_hf.runner.packed.twin import PackedStats, report_packed
+from specdec_hf.runner.packed.model import PackedStats, report_packed
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, to_device
 from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import (
@@ -27,7 +27,7 @@ from specdec_kernels import (
 )
 
 if TYPE_CHECKING:
-    from specdec_hf.request.encoder import EncoderSource
+    from specdec_hf.extras.encoder import EncoderSource
 
 MAX_DRAFTS_PER_ROUND = 2**16  # drafts of one drafter in one round
 NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -65,7 +65,7 @@ class CommittedStates:
         self._known = known.copy()
         self._rounds: list[tuple[torch.Tensor, NDArray[np.int64]]] = []
 
-    def adopt(self, b: int, other: CommittedStates, index: int) -> None:
+    def take(self, b: int, other: CommittedStates, index: int) -> None:
         """Keep the states of sequence ``index`` of another call as those of sequence ``b``."""
         for _, counts in self._rounds:
             counts[b] = 0
@@ -108,7 +108,7 @@ class CommittedStates:
             self._rounds.append((_at(states, columns[:, : counts.max()]), counts))
         self._known = np.where(emitted > 0, lengths - 1 + emitted, self._known)
 
-    def take(self) -> tuple[torch.Tensor, NDArray[np.int64]]:
+    def pop(self) -> tuple[torch.Tensor, NDArray[np.int64]]:
         """States [B, n, layers * H] of the tokens since the last call, and [B] how many they are.
 
         The rows of a sequence come first, those after them have no meaning. Raises IndexError where
@@ -127,7 +127,7 @@ class CommittedStates:
 
     def take_first(self, size: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
         """As `take`, but of each sequence at most ``size`` tokens; its last one always waits."""
-        states, counts = self.take()
+        states, counts = self.pop()
         taken = np.clip(counts - 1, 0, size)
         left = counts - taken
         columns = taken[:, None] + np.arange(left.max())

@@ -10,7 +10,7 @@ FOLDER = "FOLDER"  # of drafters that read a folder
 
 
 @dataclass(frozen=True)
-class Entry:
+class DrafterEntry:
     """A drafter that has a name; its class reads this entry.
 
     Attributes:
@@ -58,6 +58,6 @@ class Entry:
         return {name: getattr(self, name) for name in names}
 
 
-def entry_of_head(place: str, summary: str, **more: Any) -> Entry:
+def entry_of_head(place: str, summary: str, **more: Any) -> DrafterEntry:
     """The entry of a drafter that reads a trained head in a folder."""
-    return Entry(place, summary, FOLDER, needs_value=True, **more)
+    return DrafterEntry(place, summary, FOLDER, needs_value=True, **more)

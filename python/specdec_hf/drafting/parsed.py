@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specdec_hf.arguments import PARAMETERS, read_number, split_options
-from specdec_hf.drafting.entry import FILE, FOLDER, Entry
+from specdec_hf.drafting.entry import FILE, FOLDER, DrafterEntry
 from specdec_hf.drafting.registry import drafters, entry_called, entry_for, entry_named
 
 # The other values that a drafter may take in the place of a file.
@@ -45,7 +45,7 @@ class ParsedDrafter(NamedTuple):
         reads: `FILE` or `FOLDER` where the value is one; empty for other values, and for models.
     """
 
-    entry: Entry | None
+    entry: DrafterEntry | None
     value: str
     options: dict[str, str]
     reads: str

@@ -12,26 +12,26 @@ from typing import Any
 
 from specdec_hf import plugins
 from specdec_hf.arguments import naming_errors
-from specdec_hf.drafting.entry import FILE, FOLDER, Entry, entry_of_head
+from specdec_hf.drafting.entry import FILE, FOLDER, DrafterEntry, entry_of_head
 
 GROUP = "specdec.drafters"  # of the entry points whose objects are such tables
 OURS = "specdec_papers"  # the one of this project
 AUTO = "auto"  # the drafter of a call whose user leaves the choice to the library
 
 
-_OWN: dict[str, Entry] = {
-    AUTO: Entry(
+_OWN: dict[str, DrafterEntry] = {
+    AUTO: DrafterEntry(
         "specdec_hf.heads.auto:AutoDrafter",
         "copies from the text as prompt_lookup and suffix_automaton do, and drafts with the head "
         "that lies in the model's folder specdec_head, or that is shipped for it; all in one tree",
         own_tree=True,
     ),
-    "prompt_lookup": Entry(
+    "prompt_lookup": DrafterEntry(
         "specdec_hf.drafters.copying:PromptLookupDrafter",
         "copies what followed the last tokens where they occurred before",
         several=True,
     ),
-    "suffix_automaton": Entry(
+    "suffix_automaton": DrafterEntry(
         "specdec_hf.drafters.copying:SuffixAutomatonDrafter",
         "copies what most often followed the longest end of the text that occurred before, there "
         "or in the text that FILE was built from, and with keep=64MiB in those of earlier calls",
@@ -41,7 +41,7 @@ _OWN: dict[str, Entry] = {
         reports_confidence=True,
         several=True,
     ),
-    "rest": Entry(
+    "rest": DrafterEntry(
         "specdec_hf.drafters.copying:RestDrafter",
         "copies what most often followed the end of the text in the text that FILE was built from",
         value=FILE,
@@ -63,14 +63,14 @@ _OWN: dict[str, Entry] = {
 
 
 @functools.cache
-def _tables() -> tuple[dict[str, Entry], dict[str, Exception]]:
+def _tables() -> tuple[dict[str, DrafterEntry], dict[str, Exception]]:
     """All drafters by name, and what is wrong: by a name that two tables have, or by a table."""
     found, faults = dict(_OWN), dict[str, Exception]()
     for package in sorted(plugins.entry_points_of(GROUP), key=lambda name: (name != OURS, name)):
         try:
             table = dict(plugins.load(package, GROUP))
-            if not all(isinstance(entry, Entry) for entry in table.values()):
-                raise TypeError("not every value is an Entry")
+            if not all(isinstance(entry, DrafterEntry) for entry in table.values()):
+                raise TypeError("not every value is an DrafterEntry")
         except ImportError as error:
             faults[package] = error
             continue
@@ -86,12 +86,12 @@ def _tables() -> tuple[dict[str, Entry], dict[str, Exception]]:
     return found, faults
 
 
-def drafters() -> dict[str, Entry]:
+def drafters() -> dict[str, DrafterEntry]:
     """All drafters by name: those of this package, and of the sound tables of installed ones."""
     return _tables()[0]
 
 
-def entry_called(name: str) -> Entry | None:
+def entry_called(name: str) -> DrafterEntry | None:
     """The entry of a name, which no other package can take from this one.
 
     Raises:
@@ -106,7 +106,7 @@ def entry_called(name: str) -> Entry | None:
     return found.get(name)
 
 
-def entry_for(name: str) -> Entry:
+def entry_for(name: str) -> DrafterEntry:
     """The entry of a name of ours; an ImportError where its package is not installed."""
     entry = entry_called(name)
     if entry is None:
@@ -132,7 +132,7 @@ def usages() -> str:
     )
 
 
-def entry_of(text: str) -> Entry | None:
+def entry_of(text: str) -> DrafterEntry | None:
     """The entry that ``NAME`` or ``NAME:TEXT`` names; None for an unknown name.
 
     Raises:
@@ -149,7 +149,7 @@ def entry_of(text: str) -> Entry | None:
     return entry
 
 
-def entry_named(text: str) -> Entry | None:
+def entry_named(text: str) -> DrafterEntry | None:
     """The entry of a drafter's text, whose value is not checked; None for those without a name."""
     return entry_called(text.partition(":")[0])
 

@@ -69,7 +69,7 @@ class AutoDrafter(Drafter, entry="auto"):
         """
         head, _ = self._find(model)
         if head is not None:
-            head.on(model)
+            head.for_target(model)
         return head is not None
 
     def _find(self, model: Any) -> tuple[Any, FoundHead]:

@@ -28,7 +28,7 @@ class FinalStateConfig:
         """The layers that training stores beside that state: none."""
         return ()
 
-    def on(self, total: int) -> Self:
+    def for_layers(self, total: int) -> Self:
         """For a target of ``total`` layers: the same."""
         return self
 

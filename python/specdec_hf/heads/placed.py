@@ -56,7 +56,7 @@ class PlacedHead(Generic[H]):
         """Raise ValueError where a model of this configuration is not what it was trained for."""
         check_sizes(self.head.config, config)
 
-    def on(self, model: Any) -> H:
+    def for_target(self, model: Any) -> H:
         """The head for a target.
 
         Raises:
@@ -72,7 +72,7 @@ class PlacedHead(Generic[H]):
             with torch.inference_mode(False):
                 placed = copy.deepcopy(self.head).to(model.device, weight.dtype)
                 text = model.config.get_text_config(decoder=True)
-                placed.config = placed.config.on(text.num_hidden_layers)
+                placed.config = placed.config.for_layers(text.num_hidden_layers)
                 placed.tokens = self.head.tokens.to(model.device)
                 if not placed.own_lm_head:
                     placed.borrow(model)
@@ -94,7 +94,7 @@ def check_sizes(ours: Any, config: Any) -> None:
     ):
         if wanted not in (0, given):
             raise Refused(f"the head was trained for a model with {what} of {wanted}, got {given}")
-    ours.on(text.num_hidden_layers)
+    ours.for_layers(text.num_hidden_layers)
 
 
 class HeadDrafter(Drafter, Generic[H]):
@@ -140,4 +140,4 @@ class HeadDrafter(Drafter, Generic[H]):
         Raises:
             ValueError: a target that the head was not trained for.
         """
-        return self.state_with(self._head.on(call.model), call)
+        return self.state_with(self._head.for_target(call.model), call)

@@ -83,7 +83,7 @@ def agreement_of(head: Any, model: Any, sample: Sample) -> float | None:
     try:
         with undisturbed(model):
             out = model.get_decoder()(ids, output_hidden_states=True, use_cache=False)
-            layers = head.config.on(len(out.hidden_states) - 1).layers
+            layers = head.config.for_layers(len(out.hidden_states) - 1).layers
             features = torch.cat([out.hidden_states[n] for n in layers], dim=-1)
             embeddings = model.get_input_embeddings()(ids)
         head = head.to(model.device, torch.float32)

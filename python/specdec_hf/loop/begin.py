@@ -17,7 +17,7 @@ from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.options import Options
 from specdec_hf.request.call import Call
 from specdec_hf.runner.forwards import Borrower, compiles_on
-from specdec_hf.runner.packed.twin import report_packed
+from specdec_hf.runner.packed.model import report_packed
 from specdec_hf.runner.policy import width_of
 from specdec_hf.runner.protocol import Lengths, Runner
 
@@ -32,7 +32,7 @@ def begin(
 
     Args:
         model: the target.
-        call: not changed but for the tensors of its sampling parameters; see `Session.adopt`.
+        call: not changed but for the tensors of its sampling parameters; see `Session.take`.
         options: those of the caller.
         seed: of this call; None is that of the options.
         batch: what the sequences will join, or None. What drafts there, its statistics and its
@@ -85,13 +85,13 @@ def _make_runner(plan: Plan) -> tuple[Runner, torch.Tensor | None, list[str]]:
     call, longest = plan.call, int(plan.lengths.max())
     capacity = min(plan.max_length, longest + SLOTS_AHEAD) + plan.draft_size + 1
     if call.prefill is not None:
-        from specdec_hf.loop.own_prefill import own_prefill  # noqa: PLC0415  # rarely asked for
+        from specdec_hf.extras.own_prefill import own_prefill  # noqa: PLC0415  # rarely asked for
 
         return own_prefill(plan, capacity)
     assert plan.chosen is not None
     if call.past is None:
         return plan.chosen.make(capacity), None, plan.chosen.notes
-    from specdec_hf.runner.handover import import_cache  # noqa: PLC0415  # rarely given
+    from specdec_hf.extras.handover import import_cache  # noqa: PLC0415  # rarely given
 
     return import_cache(plan.chosen, call.past, capacity), None, plan.chosen.notes
 
@@ -132,7 +132,7 @@ def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, borrower: Bor
             stats.packed.refuse(plan.chosen.why_not_packed)
         report_packed(model, stats.packed, stats.note, asked=options.compile is True)
     if options.compile and compiles_on(model.device):
-        from specdec_hf.runner.compiled.compiled_call import (  # noqa: PLC0415  # CUDA alone
+        from specdec_hf.extras.compiled.compiled_call import (  # noqa: PLC0415  # CUDA alone
             use_compiled,
         )
 
@@ -199,10 +199,10 @@ def committed_prompts(call: Call, lengths: Lengths, max_length: int) -> Committe
 
 
 def _token_outputs(call: Call, runner: Runner) -> Any:
-    if not call.outputs:
+    if not call.output.per_token:
         return None
-    if "hidden_states" in call.outputs and call.prefill is None:
+    if "hidden_states" in call.output.per_token and call.prefill is None:
         runner.tap.open()
-    from specdec_hf.loop.token_outputs import TokenOutputs  # noqa: PLC0415  # rarely asked for
+    from specdec_hf.extras.token_outputs import TokenOutputs  # noqa: PLC0415  # rarely asked for
 
-    return TokenOutputs(call.outputs, len(call.mask))
+    return TokenOutputs(call.output.per_token, len(call.mask))

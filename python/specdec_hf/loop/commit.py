@@ -212,7 +212,7 @@ def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str, E
     most = int(session.sequences.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
     (call, index), device = session.sequences.calls[b], session.model.device
-    text = session.padded_ids(b) if call.criteria else np.empty(0, dtype=np.int64)
+    text = session.padded_ids(b) if call.stopping.criteria else np.empty(0, dtype=np.int64)
     for i in range(len(tokens)):
         try:
             reason = reason_to_end(call, index, np.append(text, tokens[: i + 1]), device)
@@ -222,7 +222,7 @@ def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str, E
             return tokens[: i + 1], reason, None
     if len(tokens) < most:
         return tokens, "", None
-    if session.sequences.budgets[b] < call.max_new_tokens:
+    if session.sequences.budgets[b] < call.stopping.max_new_tokens:
         session.stats.note("stopped at the model's context length")
         return tokens, "context", None
     return tokens, "length", None

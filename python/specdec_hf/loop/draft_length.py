@@ -82,7 +82,7 @@ class DraftLengthPolicy:
         costs, self.expected_benefit = self.costs, expected_benefit
         earlier = self._earlier_measurements()
         if costs.measured:
-            costs.adopt(earlier.costs)
+            costs.start_from(earlier.costs)
         costs.expect(cost.relative, cost.at_once, cost.reads_prompt)
         if self.guard is not None:
             self.guard.start(costs, budget, trusted=earlier.trusted)

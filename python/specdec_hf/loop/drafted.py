@@ -62,7 +62,7 @@ class DraftedRound:
         assert drafter is not None
         assert state is not None
         assert call is not None
-        draft = propose_checked(drafter, state, session.history.shown(), limits, call)
+        draft = propose_checked(drafter, state, session.history.read_only(), limits, call)
         if draft is None:
             return
         tokens = draft.tokens
@@ -73,7 +73,7 @@ class DraftedRound:
                 return
             tokens = cut_chains(draft, counts)
         skipped = session.ids_without_position
-        ends = [[*sorted(call.eos), *skipped] for call, _ in session.sequences.calls]
+        ends = [[*sorted(call.stopping.eos), *skipped] for call, _ in session.sequences.calls]
         tokens = without_drafts_behind_ends(tokens, draft.parents, ends, draft.depth)
         self.tokens, self.draft = tokens.to(session.model.device, non_blocking=True), draft
 
@@ -85,7 +85,7 @@ class DraftedRound:
         last = session.history.last(missing)
         if not runner.rolls_back:
             # Its state goes on where a sequence has ended, as that of plain generation does.
-            last[:, -1] = np.where(session.padding_fed > 0, session.call.pad, last[:, -1])
+            last[:, -1] = np.where(session.padding_fed > 0, session.call.stopping.pad, last[:, -1])
         tokens = to_device(last, session.model.device)
         size = self.tokens.shape[1]
         if size:
@@ -165,7 +165,7 @@ class DraftedRound:
         return verdict, extra if carried is None else [*extra, carried.to(session.model.device)]
 
     def _own_rule(self) -> Any:
-        from specdec_hf.loop.own_rule import Verifier  # noqa: PLC0415  # rare
+        from specdec_hf.extras.own_rule import Verifier  # noqa: PLC0415  # rare
 
         session = self.session
         return Verifier(session.options.rule, session.history.active, session.sequences.numbers)

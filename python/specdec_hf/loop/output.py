@@ -67,18 +67,18 @@ def finish(session: Session) -> SpecOutput:
     mask = np.concatenate([session.call.mask, np.arange(longest) < new_tokens[:, None]], axis=1)
     past: Any = None
     outputs: dict[str, Any] = {}
-    if session.call.return_dict:
+    if session.call.output.return_dict:
         if (new_tokens < longest).any() and session.runner.rolls_back:
             _follow_ended(session, longest - new_tokens)
         if session.outputs is not None:
             outputs = session.outputs.tensors(
                 longest, _fed_columns(session.call), session.call.sampling
             )
-        from specdec_hf.runner.handover import export_cache  # noqa: PLC0415  # rare
+        from specdec_hf.extras.handover import export_cache  # noqa: PLC0415  # rare
 
         past = export_cache(session.runner, mask[:, :-1])
     end(session)
-    sequences = np.full((batch_size, columns + longest), session.call.pad, dtype=np.int64)
+    sequences = np.full((batch_size, columns + longest), session.call.stopping.pad, dtype=np.int64)
     logprobs = np.zeros((batch_size, longest), dtype=np.float32)
     for b, values in enumerate(session.sequences.logprobs):
         ids = session.padded_ids(b)
@@ -99,7 +99,7 @@ def finish(session: Session) -> SpecOutput:
 def end(session: Session) -> None:
     """Let the drafter and the schedule learn that all sequences have ended."""
     if session.state is not None:
-        session.state.end(session.history.shown())
+        session.state.end(session.history.read_only())
     session.stats.total_seconds = session.options.clock() - session.plan.started
     session.length_policy.finish()
 
@@ -119,7 +119,7 @@ def _follow_ended(session: Session, behind: NDArray[np.int64]) -> None:
     context = context_length(session.model)
     if context is not None and not session.runner.has_slots:
         size = min(size, context - int(session.history.lengths.max()) + 1)
-    tokens = np.full((len(behind), size), session.call.pad, dtype=np.int64)
+    tokens = np.full((len(behind), size), session.call.stopping.pad, dtype=np.int64)
     tokens[:, :1] = session.history.last(1)
     fed = to_device(tokens, session.model.device)
     logits = session.runner.forward(fed, session.history.lengths - 1, size)
@@ -128,7 +128,7 @@ def _follow_ended(session: Session, behind: NDArray[np.int64]) -> None:
         counts = np.minimum(behind, size)
         rows = np.broadcast_to(np.arange(size), tokens.shape)
         processed = process_ended(session, logits, counts)
-        session.outputs.record(logits, processed, session.runner.tap.take(), rows, counts)
+        session.outputs.record(logits, processed, session.runner.tap.pop(), rows, counts)
 
 
 def _fed_columns(call: Call) -> NDArray[np.bool_]:

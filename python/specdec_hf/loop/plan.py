@@ -44,14 +44,14 @@ from specdec_hf.rules import (
 from specdec_hf.runner.choose import ChosenCache, check_kind, choose_cache
 from specdec_hf.runner.comparison import coarse_arithmetic
 from specdec_hf.runner.forwards import compiles_on, pack_for
-from specdec_hf.runner.packed.twin import PackedStats, PackedTwin
+from specdec_hf.runner.packed.model import PackedModel, PackedStats
 from specdec_hf.runner.protocol import CacheRequest, Lengths, Prompt, context_length, vocab_size_of
 from specdec_hf.schedules.base import ConstantSchedule, Schedule, ScheduleContext
 from specdec_hf.schedules.costs import SHARE_ON_DEVICE, Costs, ExpectedCosts
 from specdec_hf.schedules.registry import check_takes as check_schedule
 from specdec_hf.schedules.registry import make_schedule
 
-Packing = tuple[PackedTwin | None, PackedStats | None]
+Packing = tuple[PackedModel | None, PackedStats | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Plan:
         costs: those that the schedule reads.
         request: what is asked of the cache.
         chosen: the kind of the cache; None where the model's own prefill decides it.
-        packing: the packed twin of the model, and what was packed; see `pack_for`.
+        packing: the packed model of the model, and what was packed; see `pack_for`.
         notes: on what was chosen.
     """
 
@@ -193,7 +193,7 @@ class _Planner:
         self.started = options.clock() if joins is None else joins.started
         self.lengths, self.budgets = token_budgets(model, call)
         self.packing = pack_for(model, options.compile) if joins is None else joins.packing
-        self.twin, _ = self.packing
+        self.packed, _ = self.packing
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -201,7 +201,7 @@ class _Planner:
         call = self.call
         return sequence_seeds(
             self.seed, len(call.mask), do_sample=call.do_sample,
-            num_return_sequences=call.num_return_sequences,
+            num_return_sequences=call.output.num_return_sequences,
         )  # fmt: skip
 
     def plan(self, choice: DraftChoice) -> Plan:
@@ -233,12 +233,12 @@ class _Planner:
             self_check=options.self_check, prompt=Prompt(call.prompt_ids, call.mask),
             encoded=call.encoded,
         )  # fmt: skip
-        chosen = None if call.prefill is not None else choose_cache(model, request, self.twin)
+        chosen = None if call.prefill is not None else choose_cache(model, request, self.packed)
         if drafter is not None and choice.num_assistant_tokens == 0:
             remarks.append(
                 "nothing is drafted: num_assistant_tokens is 0; drafter=None does without a drafter"
             )
-        exact = has_exact_text(model, chosen, self.twin)
+        exact = has_exact_text(model, chosen, self.packed)
         chose_clock = self.asked.num_assistant_tokens_schedule is not None and schedule.reads_clock
         by_clock = bool(options.guard) or chose_clock
         costs = costs_of(model, rule, lengths, exact=exact, by_clock=by_clock)
@@ -344,7 +344,7 @@ def _check_options(
         )
     forwards = drafter is not None and drafter.needs.target_forward
     trees = drafts_trees(drafter)
-    if "hidden_states" in call.outputs and forwards:
+    if "hidden_states" in call.output.per_token and forwards:
         raise ValueError(
             "output_hidden_states must be False with a drafter that makes the target's forward "
             f"itself, got {describe(drafter)}"
@@ -370,15 +370,15 @@ def _check_options(
         raise Refused(f"cache must be 'auto' or 'spec' with tree, got {options.cache!r}")
 
 
-def has_exact_text(model: Any, chosen: ChosenCache | None, twin: PackedTwin | None) -> bool:
+def has_exact_text(model: Any, chosen: ChosenCache | None, packed: PackedModel | None) -> bool:
     """Whether the text of a call cannot depend on how much is drafted."""
     if coarse_arithmetic(model) is None:
         return True
-    if twin is None or chosen is None or chosen.model is not twin.model:
+    if packed is None or chosen is None or chosen.model is not packed.model:
         return False
     if torch.is_autocast_enabled("cpu"):
         return False  # its products are torch's own then
-    return twin.invariant and chosen.kind.has_slots
+    return packed.invariant and chosen.kind.has_slots
 
 
 def costs_of(model: Any, rule: str, lengths: Lengths, *, exact: bool, by_clock: bool) -> Costs:
@@ -421,7 +421,7 @@ def draft_length(choice: DraftChoice) -> int:
 def token_budgets(model: Any, call: Call) -> tuple[Lengths, Lengths]:
     """[B] prompt lengths, and [B] the most new tokens of each sequence."""
     lengths = call.mask.sum(axis=1).astype(np.int64)
-    budgets = np.full(len(lengths), call.max_new_tokens, dtype=np.int64)
+    budgets = np.full(len(lengths), call.stopping.max_new_tokens, dtype=np.int64)
     context = context_length(model)
     if context is None:
         return lengths, budgets

@@ -79,7 +79,7 @@ def process_logits(
             processed[b, rows] = torch.nan
 
     def process(b: int, row: int, prefix: NDArray[np.int64]) -> None:
-        processed[b, row] = ask(processors[b], to_device(prefix, device), logits[b, row])
+        processed[b, row] = run_processors(processors[b], to_device(prefix, device), logits[b, row])
 
     for b in np.flatnonzero(session.history.active).tolist():
         prefixes = {-1: session.padded_ids(b)}
@@ -112,7 +112,7 @@ def _greedy(session: Session) -> list[bool]:
     return [lossless and (t == 0 or k == 1) for t, k in zip(temperature, top_k, strict=True)]
 
 
-def ask(processors: Any, prefix: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+def run_processors(processors: Any, prefix: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
     """The row [V] float32 of a prefix [T] after processors; neither is changed."""
     answer: torch.Tensor = processors(prefix[None], row[None].to(torch.float32, copy=True))
     return answer[0]
@@ -150,7 +150,7 @@ def check_answer(processors: Any, answers: dict[int, Answer], key: int, answer: 
     )
     prefix, row, before = answers.get(key, answer)
     try:
-        now = ask(processors, prefix, row)
+        now = run_processors(processors, prefix, row)
     except Exception as error:
         raise ValueError(f"{rule}it raised {type(error).__name__}: {shown(str(error))}") from error
     unlike = (now != before) & ~(now.isnan() & before.isnan())
@@ -181,7 +181,7 @@ def process_ended(
     for b in np.flatnonzero(counts).tolist():
         ids, first = session.padded_ids(b), 0 if padding is None else int(padding[b])
         for n in range(int(counts[b])):
-            padded = np.pad(ids, (0, first + n), constant_values=session.call.pad)
+            padded = np.pad(ids, (0, first + n), constant_values=session.call.stopping.pad)
             prefix = to_device(padded, session.model.device)[None]
             processed[b, n] = processors[b](prefix, processed[b, n][None])[0]
     return processed
@@ -192,9 +192,11 @@ def reason_to_end(call: Call, index: int, ids: NDArray[np.int64], device: torch.
 
     Without stopping criteria only the last token is looked at.
     """
-    if int(ids[-1]) in call.eos:
+    if int(ids[-1]) in call.stopping.eos:
         return "eos"
-    if call.criteria and ends_text(call.criteria, ids, device, index, len(call.mask)):
+    if call.stopping.criteria and ends_text(
+        call.stopping.criteria, ids, device, index, len(call.mask)
+    ):
         return "criteria"
     return ""
 

@@ -38,7 +38,7 @@ def step(session: Session) -> list[Step]:
     phases = Phases(session.options.clock, session.runner)
     if _reads_again(session) and session.runner.has_slots:
         session.runner.truncate(np.zeros_like(session.runner.lengths))  # others do it themselves
-    before, drafted = _Before(session), DraftedRound(session)
+    before, drafted = _RoundStart(session), DraftedRound(session)
     with phases("draft"):
         limits = draft_limits(session)
         if limits.any():
@@ -65,14 +65,14 @@ def step(session: Session) -> list[Step]:
             if session.drafter.needs.rejections:
                 rejections = _rejections(before, drafted, taken, counts, logits)
             done = drafted.round(taken, candidates, rejections)
-            session.state.commit(session.history.shown(), done)
+            session.state.commit(session.history.read_only(), done)
     with phases("host"):
         _record_rows(session, before, drafted, taken, raw, logits)
         _record_round(session, before, phases, counts, taken, width=raw.shape[1] - 1)
     indices = np.flatnonzero(before.active).tolist()
     for b, made in zip(indices, steps, strict=True):
         call, index = session.sequences.calls[b]
-        count = call.num_top_logprobs[index] if call.num_top_logprobs else None
+        count = call.output.num_top_logprobs[index] if call.output.num_top_logprobs else None
         if count is not None:
             _add_top_logprobs(made, count, b, logits, verdict)
     if session.options.trace is not None:
@@ -82,7 +82,7 @@ def step(session: Session) -> list[Step]:
 
 def _traced(
     session: Session,
-    before: _Before,
+    before: _RoundStart,
     drafted: DraftedRound,
     logits: torch.Tensor,
     verdict: Verdict | TreeVerdict,
@@ -117,7 +117,7 @@ def _add_top_logprobs(
         step.top_logprobs.append({token: float(rows[i, token]), **dict(pairs)})
 
 
-class _Before:
+class _RoundStart:
     """The part of a session that a round changes and its record needs, as it was before."""
 
     def __init__(self, session: Session) -> None:
@@ -184,7 +184,7 @@ def _candidates(session: Session, read: list[NDArray[np.int64]]) -> Candidates:
 
 
 def _rejections(
-    before: _Before,
+    before: _RoundStart,
     drafted: DraftedRound,
     taken: Taken,
     counts: DraftCounts,
@@ -202,7 +202,7 @@ def _rejections(
 
 def _record_rows(
     session: Session,
-    before: _Before,
+    before: _RoundStart,
     drafted: DraftedRound,
     taken: Taken,
     raw: torch.Tensor,
@@ -213,7 +213,7 @@ def _record_rows(
     outputs = session.outputs
     if not kept_states and outputs is None:
         return
-    hidden, rows = session.runner.tap.take(), drafted.rows(taken)
+    hidden, rows = session.runner.tap.pop(), drafted.rows(taken)
     new = session.history.lengths - before.lengths
     for states in kept_states:
         chosen = np.where(np.arange(rows.shape[1]) < new[:, None], rows, -1)
@@ -229,7 +229,7 @@ def _record_rows(
 
 def _record_round(
     session: Session,
-    before: _Before,
+    before: _RoundStart,
     phases: Phases,
     counts: DraftCounts,
     taken: Taken,

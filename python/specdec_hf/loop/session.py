@@ -28,7 +28,7 @@ from specdec_hf.runner.forwards import Borrower
 from specdec_hf.runner.protocol import Lengths, Runner
 
 if TYPE_CHECKING:
-    from specdec_hf.loop.token_outputs import TokenOutputs
+    from specdec_hf.extras.token_outputs import TokenOutputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,24 +40,24 @@ class CommittedTokens(History):
     text.
     """
 
-    _shown: NDArray[np.int64] = field(init=False)
+    _visible: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_shown", self.tokens.copy())
+        object.__setattr__(self, "_visible", self.tokens.copy())
 
     def append(self, b: int, tokens: Sequence[int]) -> None:
         """Commit tokens of sequence ``b``."""
         begin = self.lengths[b]
         end = begin + len(tokens)
         self._grow(end)
-        self.tokens[b, begin:end] = self._shown[b, begin:end] = tokens
+        self.tokens[b, begin:end] = self._visible[b, begin:end] = tokens
         self.lengths[b] = end
 
-    def adopt(self, b: int, other: CommittedTokens, index: int) -> None:
+    def take(self, b: int, other: CommittedTokens, index: int) -> None:
         """Hold the tokens of sequence ``index`` of another call as those of sequence ``b``."""
         length = other.lengths[index]
         self._grow(length)
-        for held in (self.tokens, self._shown):
+        for held in (self.tokens, self._visible):
             held[b] = 0
             held[b, :length] = other.tokens[index, :length]
         self.lengths[b], self.active[b] = length, other.active[index]
@@ -65,16 +65,18 @@ class CommittedTokens(History):
     def _grow(self, columns: int) -> None:
         """Make the arrays as wide as so many columns, if they are not."""
         if columns > self.tokens.shape[1]:
-            for name in ("tokens", "_shown"):
+            for name in ("tokens", "_visible"):
                 held = getattr(self, name)
                 grown = np.zeros((len(held), max(2 * held.shape[1], columns)), dtype=np.int64)
                 grown[:, : held.shape[1]] = held
                 object.__setattr__(self, name, grown)
 
-    def shown(self) -> History:
+    def read_only(self) -> History:
         """The arrays for a drafter."""
         return History(
-            _read_only(self._shown), _read_only(self.lengths.copy()), _read_only(self.active.copy())
+            _read_only(self._visible),
+            _read_only(self.lengths.copy()),
+            _read_only(self.active.copy()),
         )
 
 
@@ -224,13 +226,13 @@ class Session:
         return np.concatenate([call.input_ids[index], self.history.tokens[b, begin:end]])
 
     @torch.inference_mode()
-    def adopt(self, b: int, other: Session, index: int) -> None:
+    def take(self, b: int, other: Session, index: int) -> None:
         """Go on with sequence ``index`` of another session, between two rounds of both, in place b.
 
         Both runners have slots, both states are of one kind and have `State.joins`, and
         ``sampling`` has tensors. All that is kept of one sequence is listed here.
         """
-        self.history.adopt(b, other.history, index)
+        self.history.take(b, other.history, index)
         self.answers.pop(self.sequences.numbers[b], None)
         number = other.sequences.numbers[index]
         if number in other.answers:
@@ -238,7 +240,7 @@ class Session:
         self.sequences.take(b, other.sequences, index)
         for name, value in self.sampling.to_dict().items():
             value[b] = getattr(other.sampling, name)[index]
-        self.runner.adopt(b, other.runner, index)
+        self.runner.take(b, other.runner, index)
         if self.state is not None:
             assert self.drafter_call is not None
             assert other.drafter_call is not None

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from specdec_hf.runner.forwards import CompileStats
-from specdec_hf.runner.packed.twin import PackedStats
+from specdec_hf.runner.packed.model import PackedStats
 
 # What `SpecStats.to_dict` holds as it is.
 PLAIN = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +13,14 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from specdec_hf.arguments import check_integer, shown
-from specdec_hf.request.sampling import Sampling
-from specdec_hf.request.unsupported import Origin
+from specdec_hf.request.sampling import Sampling, sequences_per_prompt
+from specdec_hf.request.unsupported import ArgumentSource
 from specdec_hf.schedules.base import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
-    from specdec_hf.request.encoder import EncoderSource
-    from specdec_hf.request.prefill import Prefill
-    from specdec_hf.runner.encoded import Encoded
+    from specdec_hf.extras.encoded import Encoded
+    from specdec_hf.extras.encoder import EncoderSource
+    from specdec_hf.extras.prefill import Prefill
 
 # Plain generation returns these for every new token.
 TOKEN_OUTPUTS = ("scores", "logits", "hidden_states")
@@ -39,6 +39,7 @@ class BeamArguments:
         early_stopping: True, False or "never", as in `GenerationConfig`.
         eos_token_ids: as configured, in order.
         fill: id that fills up sequences that ended early.
+        own_search: the same search by the model's own ``generate``.
     """
 
     num_beams: int
@@ -47,6 +48,7 @@ class BeamArguments:
     early_stopping: bool | str
     eos_token_ids: tuple[int, ...]
     fill: int
+    own_search: Callable[[], Any]
 
 
 @dataclass
@@ -80,6 +82,41 @@ class Assistant:
     early_exit: int | None = None
 
 
+@dataclass(frozen=True)
+class Stopping:
+    """What ends the sequences of a call.
+
+    Attributes:
+        max_new_tokens: most new tokens of each sequence.
+        eos: ids that end a sequence.
+        pad: id that fills up sequences that ended early.
+        criteria: stopping criteria other than length and end-of-sequence.
+    """
+
+    max_new_tokens: int
+    eos: frozenset[int]
+    pad: int
+    criteria: StoppingCriteriaList
+
+
+@dataclass(frozen=True)
+class OutputRequest:
+    """What the caller wants of a call.
+
+    Attributes:
+        return_dict: whether the whole output, and not the tokens alone.
+        per_token: which of `TOKEN_OUTPUTS`.
+        num_return_sequences: how many sequences that follow one another continue one prompt.
+        num_top_logprobs: for each sequence, how many of the likeliest tokens `Step.top_logprobs`
+            lists; None lists nothing. Empty where no sequence asks.
+    """
+
+    return_dict: bool
+    per_token: frozenset[str] = frozenset()
+    num_return_sequences: int = 1
+    num_top_logprobs: tuple[int | None, ...] = ()
+
+
 @dataclass
 class Call:
     """The arguments of one generate call, which do not change while it runs.
@@ -89,45 +126,30 @@ class Call:
             given as ``inputs_embeds`` alone.
         mask: [B, P] bool, columns of the prompt that hold a token; P is T, or the columns of
             ``inputs_embeds``.
-        max_new_tokens: most new tokens of each sequence.
-        eos: ids that end a sequence.
-        pad: id that fills up sequences that ended early.
+        stopping: what ends a sequence.
+        output: what the caller wants.
         sampling: parameters of the fused ops.
         do_sample: False is greedy.
         processors: one list per sequence, empty where nothing is to be applied.
-        criteria: stopping criteria other than length and end-of-sequence.
         past: the caller's cache, which is never written to, or None.
         prefill: the model's own prefill of inputs other than text, or None.
         encoded: what the decoder of an encoder-decoder reads of its encoder; ``input_ids``,
             ``mask`` and ``past`` are then those of the decoder.
         encoder: what the encoder read, where that is known.
         assistant: the drafts that the arguments of ``model.generate`` ask for.
-        return_dict: whether the caller wants the whole output.
-        outputs: which of "scores", "logits" and "hidden_states" the caller wants.
         beams: arguments of beam search, or None.
-        own_search: with ``beams``, the same search by the model's own ``generate``.
-        num_return_sequences: how many sequences that follow one another continue one prompt.
-        num_top_logprobs: for each sequence, how many of the likeliest tokens `Step.top_logprobs`
-            lists; None lists nothing. Empty where no sequence asks.
         notes: remarks for the statistics.
     """
 
     input_ids: NDArray[np.int64]
     mask: NDArray[np.bool_]
-    max_new_tokens: int
-    eos: frozenset[int]
-    pad: int
+    stopping: Stopping
+    output: OutputRequest
     sampling: Sampling
     do_sample: bool
     processors: list[LogitsProcessorList]
-    criteria: StoppingCriteriaList
     past: Any
-    return_dict: bool
-    outputs: frozenset[str] = frozenset()
     beams: BeamArguments | None = None
-    own_search: Callable[[], Any] | None = None
-    num_return_sequences: int = 1
-    num_top_logprobs: tuple[int | None, ...] = ()
     prefill: Prefill | None = None
     encoded: Encoded | None = None
     encoder: EncoderSource | None = None
@@ -142,49 +164,26 @@ class Call:
         return np.zeros(self.mask.shape, dtype=np.int64)
 
 
-def merged(places: Sequence[tuple[Call, int]]) -> Call:
-    """A call of sequences of several calls, of text alone, padded on the left.
-
-    What only one sequence may say of itself, its length, its ends and its criteria, stays with the
-    call that it is from, as `Session.calls` has it.
-
-    Args:
-        places: calls whose sampling parameters are tensors, each with the index of a sequence.
-    """
-    width = max(call.mask.shape[1] for call, _ in places)
-
-    def padded(name: str) -> NDArray[Any]:
-        rows = (getattr(call, name)[index] for call, index in places)
-        return np.stack([np.pad(row, (width - len(row), 0)) for row in rows])
-
-    first, _ = places[0]
-    sampling = {
-        name: torch.stack([getattr(call.sampling, name)[index] for call, index in places])
-        for name in first.sampling.to_dict()
-    }
-    return replace(
-        first,
-        input_ids=padded("input_ids"),
-        mask=padded("mask"),
-        max_new_tokens=max(call.max_new_tokens for call, _ in places),
-        sampling=Sampling(**sampling),
-        processors=[call.processors[index] for call, index in places],
-        criteria=StoppingCriteriaList(),
-        num_return_sequences=1,
-        num_top_logprobs=(),
-        notes=list(dict.fromkeys(note for call, _ in places for note in call.notes)),
-    )
-
-
-def read_criteria(
-    criteria: StoppingCriteriaList,
-) -> tuple[int, frozenset[int], StoppingCriteriaList]:
-    """The limit of a sequence's columns, the ids that end it, and the other criteria."""
+def read_stopping(criteria: StoppingCriteriaList, config: GenerationConfig, width: int) -> Stopping:
+    """What ends sequences of ``width`` columns; raises ValueError where these are too many."""
     max_length = min(c.max_length for c in criteria if type(c) is MaxLengthCriteria)
     ends = [c.eos_token_id.flatten().tolist() for c in criteria if type(c) is EosTokenCriteria]
     known = (MaxLengthCriteria, EosTokenCriteria)
     others = StoppingCriteriaList(c for c in criteria if type(c) not in known)
-    return max_length, frozenset(id for ids in ends for id in ids), others
+    if width >= max_length:
+        raise ValueError(
+            f"input_ids has {width} columns, but generation is limited to {max_length}"
+        )
+    pad: Any = config._pad_token_tensor
+    eos = frozenset(id for ids in ends for id in ids)
+    return Stopping(max_length - width, eos, int(pad) if pad is not None else 0, others)
+
+
+def read_output_request(config: GenerationConfig) -> OutputRequest:
+    """What a complete config asks for; raises TypeError or ValueError for a wrong number."""
+    return_dict = bool(config.return_dict_in_generate)
+    asked = [x for x in TOKEN_OUTPUTS if return_dict and getattr(config, f"output_{x}")]
+    return OutputRequest(return_dict, frozenset(asked), sequences_per_prompt(config))
 
 
 def num_beams_of(config: GenerationConfig) -> int:
@@ -198,20 +197,20 @@ def num_beams_of(config: GenerationConfig) -> int:
     return check_integer("num_beams", value, 1)
 
 
-def beam_arguments(
-    config: GenerationConfig, num_beams: int, num_return_sequences: int
-) -> BeamArguments | None:
-    """The arguments of beam search, None for one beam.
+def read_beams(
+    config: GenerationConfig, num_return_sequences: int, own_search: Callable[[], Any]
+) -> BeamArguments:
+    """The arguments of beam search.
 
     Args:
-        config: complete, with its special tokens prepared.
-        num_beams, num_return_sequences: checked.
+        config: complete, with its special tokens prepared, of several beams.
+        num_return_sequences: checked.
+        own_search: the model's own.
 
     Raises:
         ValueError: a value out of range, or one that does not go together with beams, by name.
     """
-    if num_beams == 1:
-        return None
+    num_beams = num_beams_of(config)
     if config.do_sample:
         raise ValueError(f"do_sample must be False with num_beams={num_beams}, got True")
     if num_return_sequences > num_beams:
@@ -231,12 +230,14 @@ def beam_arguments(
     if ids:
         fill = int(pad) or ids[0]  # id 0 counts as none, as it does there
     penalty = 1.0 if config.length_penalty is None else float(config.length_penalty)
-    return BeamArguments(num_beams, num_return_sequences, penalty, early_stopping, ids, fill)
+    return BeamArguments(
+        num_beams, num_return_sequences, penalty, early_stopping, ids, fill, own_search
+    )
 
 
 def assistant_of(
     config: GenerationConfig,
-    origin: Origin,
+    origin: ArgumentSource,
     model: Any = None,
     tokenizer: Any = None,
     target_tokenizer: Any = None,
@@ -285,7 +286,7 @@ def assistant_of(
     )
 
 
-def _confidence_threshold(config: GenerationConfig, origin: Origin) -> float | None:
+def _confidence_threshold(config: GenerationConfig, origin: ArgumentSource) -> float | None:
     """Transformers' default of 0.4 counts only where the call itself gives it; 0 asks for none."""
     value = getattr(config, "assistant_confidence_threshold", None)
     if value == DEFAULT_THRESHOLD and "assistant_confidence_threshold" not in origin.names:

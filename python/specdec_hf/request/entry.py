@@ -1,8 +1,8 @@
 """The ways through ``model.generate``, which prepares the arguments that the reader reads.
 
 `specdec_hf.generate` goes through it too, because classes of models differ in how they prepare
-their inputs. It comes back with the `Call`, so that the rounds run outside of it. Classes that
-replace ``generate`` may decode several texts and take the outputs apart, so there they run inside.
+their inputs. It comes back with the `Call`, so that the rounds run outside of it; own_generate.py
+serves classes that replace ``generate``.
 """
 
 from __future__ import annotations
@@ -22,18 +22,13 @@ from transformers import (
     StopStringCriteria,
 )
 from transformers.cache_utils import Cache
-from transformers.generation.utils import (
-    GenerateBeamEncoderDecoderOutput,
-    GenerateEncoderDecoderOutput,
-)
-from transformers.utils.generic import ModelOutput
 
-from specdec_hf.arguments import PARAMETERS, shown
+from specdec_hf.arguments import PARAMETERS
 from specdec_hf.request.call import Call
 from specdec_hf.request.inputs import REFUSED, check_prompts, check_tensor, one_of
-from specdec_hf.request.reader import read_call
+from specdec_hf.request.reader import Withheld, read_call
 from specdec_hf.request.sampling import is_per_sequence
-from specdec_hf.request.unsupported import Origin, check_types, refuse_unsupported
+from specdec_hf.request.unsupported import ArgumentSource, check_types, refuse_unsupported
 from specdec_hf.runner.protocol import CACHE_NAME, forward_arguments, is_encoder_decoder
 
 # Fields of a generation config with which Transformers refuses several sequences of a prompt.
@@ -49,7 +44,7 @@ def has_own_generate(model: Any) -> bool:
     return inspect.unwrap(own) is not inspect.unwrap(GenerationMixin.generate)
 
 
-def _class_generate(model: Any) -> Callable[..., Any]:
+def class_generate(model: Any) -> Callable[..., Any]:
     """``generate`` of a model's class.
 
     A model that Transformers loaded from a folder with a ``custom_generate`` has that function in
@@ -86,35 +81,37 @@ def prepare_call(
         )
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     kwargs.pop("trust_remote_code", None)
-    dropped = take_dropped(kwargs)
+    withheld = take_withheld(kwargs, generation_config)
     arguments = {name: kwargs.pop(name, None) for name in _OBJECTS}
     tensors = {"inputs": inputs, "input_ids": input_ids, "attention_mask": attention_mask}
     for name, value in tensors.items():
         check_tensor(name, value)
         arguments[name] = value if value is None else value.to(model.device)
     arguments[CACHE_NAME] = copy.copy(past_key_values)  # model.generate would mark it
-    config, others = _config_around(model, generation_config, kwargs, dropped)
-    strings = dropped["fields"].get("stop_strings")
+    config, others = _config_around(model, generation_config, kwargs, withheld)
+    strings = withheld.fields.get("stop_strings")
     if strings is not None:
-        add_stop_strings(arguments, dropped["tokenizer"], strings)
+        add_stop_strings(arguments, withheld.tokenizer, strings)
     arguments = others | {name: value for name, value in arguments.items() if value is not None}
 
     # Transformers hands over what a custom_generate names and its own functions do not. The first
     # argument is the model inside of a wrapper.
     def read(_: Any, input_ids: Any, inputs_tensor: Any = None, **model_kwargs: Any) -> Call:
-        return read_call(model, input_ids, dropped, inputs_tensor=inputs_tensor, **model_kwargs)
+        return read_call(model, input_ids, withheld, inputs_tensor=inputs_tensor, **model_kwargs)
 
-    call: Call = _class_generate(model)(generation_config=config, custom_generate=read, **arguments)
+    call: Call = class_generate(model)(generation_config=config, custom_generate=read, **arguments)
     return call
 
 
-def take_dropped(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that ``model.generate`` hands to no ``custom_generate``, for `read_call`."""
+def take_withheld(kwargs: dict[str, Any], config: GenerationConfig | None) -> Withheld:
+    """Take what ``model.generate`` hands on to nobody out of the arguments beside a config."""
     for name in ("negative_prompt_ids", "negative_prompt_attention_mask"):
         if kwargs.get(name) is not None:
             raise ValueError(f"{name} is not supported")
+    fields = {} if config is None else vars(config)
+    given = {name for name, value in {**fields, **kwargs}.items() if value is not None}
     names = ("assistant_model", "assistant_tokenizer", "tokenizer", "synced_gpus")
-    return {"names": {*kwargs}} | {name: kwargs.pop(name, None) for name in names}
+    return Withheld(**{name: kwargs.pop(name, None) for name in names}, names=given)
 
 
 def add_stop_strings(arguments: dict[str, Any], tokenizer: Any, strings: Any) -> None:
@@ -125,25 +122,23 @@ def add_stop_strings(arguments: dict[str, Any], tokenizer: Any, strings: Any) ->
 
 
 def _config_around(
-    model: Any, given: GenerationConfig | None, kwargs: dict[str, Any], dropped: dict[str, Any]
+    model: Any, given: GenerationConfig | None, kwargs: dict[str, Any], withheld: Withheld
 ) -> tuple[GenerationConfig, dict[str, Any]]:
     """The complete config, and the arguments that are no field of one.
 
     A field that ``model.generate`` would refuse, or warn of, is left out of the config and put in
-    ``dropped``: values of sampling parameters, of which it takes neither 0 as a temperature nor
+    ``withheld``: values of sampling parameters, of which it takes neither 0 as a temperature nor
     one for each sequence, drafts, and stop strings that a criterion has taken over.
     """
     defaults = model.generation_config
-    own = {} if given is None else vars(given)
-    dropped["names"] |= {name for name, value in own.items() if value is not None}
     fields = {name: kwargs.pop(name) for name in PARAMETERS if is_per_sequence(kwargs.get(name))}
     config, others = model._prepare_generation_config(given, **kwargs)
     others = {name: value for name, value in others.items() if not hasattr(config, name)}
     for name in () if is_encoder_decoder(model) else sorted(REFUSED & others.keys()):
         raise ValueError(f"{name} is not supported")
-    dropped["notes"] = refuse_unsupported(config, Origin(model, dropped["names"]))
+    withheld.notes = refuse_unsupported(config, ArgumentSource(model, withheld.names))
     around: dict[str, Any] = dict.fromkeys(_OF_ASSISTANTS)
-    if dropped["tokenizer"] is not None:
+    if withheld.tokenizer is not None:
         around["stop_strings"] = None
     if config.do_sample:  # else Transformers warns of unused values
         for name, parameter in PARAMETERS.items():
@@ -155,86 +150,15 @@ def _config_around(
         if neutral is None and getattr(defaults, name, None) is not None:
             others[name] = None
     for name in ("max_length", "min_length"):
-        if name not in dropped["names"] and getattr(defaults, name, None) is None:
+        if name not in withheld.names and getattr(defaults, name, None) is None:
             setattr(config, name, None)  # model.generate counts its own default after the prompt
-    dropped["fields"] = fields
+    withheld.fields = fields
     return config, others
 
 
-def name_past(kwargs: dict[str, Any]) -> None:
+def rename_cache(kwargs: dict[str, Any]) -> None:
     """Give a caller's cache its name here: where Transformers says ``cache``, that is an option."""
     if isinstance(kwargs.get("cache"), Cache):
         if kwargs.get("past_key_values") is not None:
             raise ValueError("cache and past_key_values are the same argument, got both")
         kwargs["past_key_values"] = kwargs.pop("cache")
-
-
-def by_own_generate(
-    model: Any,
-    inputs: dict[str, torch.Tensor | None],
-    decode: Callable[[Any, Call], Any],
-    seed: Any,
-    kwargs: dict[str, Any],
-) -> Any:
-    """Let a class that replaces ``generate`` prepare its inputs, such as BLIP-2 for its decoder.
-
-    Args:
-        inputs: ``inputs`` and ``input_ids``, where the caller gave them.
-        decode: called with the model inside of a wrapper and a call; returns its output.
-        seed, kwargs: the seed and the other arguments of the caller.
-    """
-    for name in filter(lambda name: is_per_sequence(kwargs.get(name)), PARAMETERS):
-        raise ValueError(f"{name} must be a scalar for {type(model).__name__}")
-    dropped = take_dropped(kwargs)
-    if kwargs.get("stop_strings") is not None:
-        add_stop_strings(kwargs, dropped["tokenizer"], kwargs.pop("stop_strings"))
-    if dropped["assistant_model"] is not None:
-        kwargs["assistant_model"] = dropped["assistant_model"]  # that of Whisper reads it, too
-    calls = 0
-    stats: Any = None
-
-    def decode_one(
-        model: Any, input_ids: Any, *, inputs_tensor: Any = None, **model_kwargs: Any
-    ) -> Any:
-        nonlocal calls, stats
-        calls += 1
-        if calls > 1 and seed is not None and model_kwargs["generation_config"].do_sample:
-            raise ValueError(
-                f"seed must be None where the generate of {type(model).__name__} decodes several "
-                f"texts, each of which needs its own, got {shown(seed)}"
-            )
-        call = read_call(model, input_ids, dropped, inputs_tensor=inputs_tensor, **model_kwargs)
-        output = decode(model, call)
-        stats = getattr(output, "stats", None)
-        return output
-
-    kwargs.update((name, value) for name, value in inputs.items() if value is not None)
-    output = _class_generate(model)(custom_generate=decode_one, **kwargs)
-    if calls == 0 or (calls > 1 and not is_encoder_decoder(model)):
-        raise ValueError(
-            f"{type(model).__name__} is not supported: its own generate decodes {calls} texts "
-            "with custom_generate, not one"
-        )
-    if stats is not None and calls > 1:
-        stats.note(f"{calls} texts were decoded; these are the statistics of the last")
-    if stats is not None and isinstance(output, ModelOutput):
-        output.stats = stats
-    elif stats is not None and isinstance(output, dict):
-        output["stats"] = stats
-    return output
-
-
-def plain_output(output: Any) -> ModelOutput:
-    """The output in the form of Transformers, for a generate that takes it apart, as Whisper's.
-
-    What plain generation does not give is left in attributes.
-    """
-    kind: type[ModelOutput] = GenerateEncoderDecoderOutput
-    names = ["sequences", "scores", "logits", CACHE_NAME]
-    if output.beam_indices is not None:
-        kind = GenerateBeamEncoderDecoderOutput
-        names += ["sequences_scores", "beam_indices"]
-    plain = kind(**{name: getattr(output, name) for name in names})
-    for name in ("attention_mask", "logprobs", "encoder_outputs", "stats"):
-        setattr(plain, name, getattr(output, name))
-    return plain

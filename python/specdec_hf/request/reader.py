@@ -7,6 +7,7 @@ criteria remain Hugging Face's own objects, called with the prefix of one sequen
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,12 +27,12 @@ from transformers.generation.logits_process import (
 
 from specdec_hf.arguments import PARAMETERS
 from specdec_hf.request.call import (
-    TOKEN_OUTPUTS,
     Call,
     assistant_of,
-    beam_arguments,
     num_beams_of,
-    read_criteria,
+    read_beams,
+    read_output_request,
+    read_stopping,
 )
 from specdec_hf.request.inputs import (
     check_decoder_mask,
@@ -39,8 +40,8 @@ from specdec_hf.request.inputs import (
     mask_on_host,
     read_input_ids,
 )
-from specdec_hf.request.sampling import make_sampling, sequences_per_prompt
-from specdec_hf.request.unsupported import Origin, refuse_synced_gpus, refuse_unsupported
+from specdec_hf.request.sampling import make_sampling
+from specdec_hf.request.unsupported import ArgumentSource, refuse_synced_gpus, refuse_unsupported
 from specdec_hf.runner.protocol import CACHE_NAME, counts_tokens, is_encoder_decoder
 
 # Type of warper -> the sampling parameter that it applies, which is also its attribute.
@@ -52,10 +53,30 @@ WARPERS: dict[type, str] = {
 }
 
 
+@dataclass
+class Withheld:
+    """What ``model.generate`` hands to no ``custom_generate``, as far as it is known.
+
+    Attributes:
+        assistant_model, assistant_tokenizer, tokenizer, synced_gpus: arguments of the caller.
+        names: of all that the caller gave.
+        fields: of the config, which went around ``model.generate``.
+        notes: on the config; None where nobody has checked it.
+    """
+
+    assistant_model: Any = None
+    assistant_tokenizer: Any = None
+    tokenizer: Any = None
+    synced_gpus: Any = None
+    names: set[str] = field(default_factory=set)
+    fields: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] | None = None
+
+
 def read_call(
     model: Any,
     input_ids: torch.Tensor,
-    dropped: dict[str, Any],
+    withheld: Withheld,
     *,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
@@ -63,76 +84,52 @@ def read_call(
     inputs_tensor: torch.Tensor | None = None,
     **model_kwargs: Any,
 ) -> Call:
-    """The `Call` of what ``model.generate`` prepared; fields of its config are set here.
-
-    Args:
-        dropped: what it does not hand over, as far as it is known: ``assistant_model``,
-            ``assistant_tokenizer``, ``tokenizer``, ``synced_gpus``, the ``names`` that the caller
-            gave, ``fields`` of the config that went around it, and ``notes`` where it was checked.
-    """
-    config, origin = generation_config, Origin(model, set(dropped.get("names", ())))
+    """The `Call` of what ``model.generate`` prepared; fields of its config are set here."""
+    config, source = generation_config, ArgumentSource(model, withheld.names)
     processors, neutral = _without_warpers(logits_processor, config)
-    for name, value in dropped.get("fields", {}).items():
+    for name, value in withheld.fields.items():
         setattr(config, name, value)
-    settings = _read_config(config, origin, dropped)
-    refuse_synced_gpus(model, dropped.get("synced_gpus"))
-    own_search = None
-    if settings["beams"] is not None:
+    notes = refuse_unsupported(config, source) if withheld.notes is None else withheld.notes
+    refuse_synced_gpus(model, withheld.synced_gpus)
+    output, beams = read_output_request(config), None
+    if num_beams_of(config) > 1:
         own_config = copy.copy(config)
         own_config.return_dict_in_generate = True
         own_search = partial(
             model._beam_search, input_ids, logits_processor, stopping_criteria, own_config,
             **model_kwargs,
         )  # fmt: skip
-        input_ids, model_kwargs = _first_beams(input_ids, model_kwargs, config.num_beams)
+        beams = read_beams(config, output.num_return_sequences, own_search)
+        input_ids, model_kwargs = _first_beams(input_ids, model_kwargs, beams.num_beams)
+    assistant = assistant_of(
+        config, source, withheld.assistant_model, withheld.assistant_tokenizer, withheld.tokenizer
+    )
     inputs = _read_inputs(model, input_ids, inputs_tensor, model_kwargs, config)
     width, batch_size = inputs["input_ids"].shape[1], len(inputs["mask"])
-    max_length, eos, criteria = read_criteria(stopping_criteria)
-    if width >= max_length:
-        raise ValueError(
-            f"input_ids has {width} columns, but generation is limited to {max_length}"
-        )
+    stopping = read_stopping(stopping_criteria, config, width)
+    do_sample = bool(config.do_sample)
     values = {name: getattr(config, name, None) for name in PARAMETERS} | neutral
-    of_call = settings["do_sample"], batch_size, model.device, settings["num_return_sequences"]
     try:
-        sampling = make_sampling(values, *of_call)
+        sampling = make_sampling(
+            values, do_sample, batch_size, model.device, output.num_return_sequences
+        )
     except (TypeError, ValueError) as error:
         name = str(error).split()[0]
-        raise type(error)(f"{error}{origin.of(name, values.get(name))}") from error
+        raise type(error)(f"{error}{source.of(name, values.get(name))}") from error
     return Call(
         **inputs,
-        **settings,
-        max_new_tokens=max_length - width,
-        eos=eos,
+        stopping=stopping,
+        output=output,
         sampling=sampling,
+        do_sample=do_sample,
         processors=[
             LogitsProcessorList(_processor_of(one, b, batch_size) for one in processors)
             for b in range(batch_size)
         ],
-        criteria=criteria,
-        own_search=own_search,
+        beams=beams,
+        assistant=assistant,
+        notes=notes,
     )
-
-
-def _read_config(
-    config: GenerationConfig, origin: Origin, dropped: dict[str, Any]
-) -> dict[str, Any]:
-    """The fields of a `Call` that a complete config decides, by name."""
-    notes = dropped["notes"] if "notes" in dropped else refuse_unsupported(config, origin)
-    num_beams, returned = num_beams_of(config), sequences_per_prompt(config)
-    pad, return_dict = config._pad_token_tensor, bool(config.return_dict_in_generate)
-    outputs = [x for x in TOKEN_OUTPUTS if return_dict and getattr(config, f"output_{x}")]
-    asked = ("assistant_model", "assistant_tokenizer", "tokenizer")
-    return {
-        "do_sample": bool(config.do_sample),
-        "pad": int(pad) if pad is not None else 0,
-        "return_dict": return_dict,
-        "outputs": frozenset(outputs),
-        "beams": beam_arguments(config, num_beams, returned),
-        "num_return_sequences": returned,
-        "assistant": assistant_of(config, origin, *map(dropped.get, asked)),
-        "notes": notes,
-    }
 
 
 def _read_inputs(
@@ -154,7 +151,7 @@ def _read_inputs(
         if config.output_hidden_states:
             raise ValueError("output_hidden_states=True is not supported for encoder-decoders")
         if num_beams_of(config) == 1:
-            from specdec_hf.request.encoder import read_encoder  # noqa: PLC0415  # rare
+            from specdec_hf.extras.encoder import read_encoder  # noqa: PLC0415  # rare
 
             read = read_encoder(model, kwargs, inputs_tensor, len(ids))
             made["encoded"], made["encoder"] = read
@@ -167,7 +164,7 @@ def _read_inputs(
             mask = mask_on_host(kwargs["attention_mask"])
         names = inputs_beyond_text(mask, kwargs)
         if names:
-            from specdec_hf.request.prefill import given_prefill  # noqa: PLC0415  # rarely given
+            from specdec_hf.extras.prefill import given_prefill  # noqa: PLC0415  # rarely given
 
             made["prefill"] = given_prefill(model, input_ids, kwargs, config, names)
     return {"input_ids": ids.numpy(), "mask": mask, "past": past, **made}

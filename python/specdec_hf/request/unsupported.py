@@ -74,7 +74,7 @@ UNSUPPORTED_SAMPLING: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Origin:
+class ArgumentSource:
     """Says in messages where a value of the generation config comes from.
 
     Args:
@@ -108,7 +108,7 @@ def check_types(arguments: dict[str, Any], *configs: Any) -> None:
                 check(name, value)
 
 
-def refuse_unsupported(config: GenerationConfig, origin: Origin) -> list[str]:
+def refuse_unsupported(config: GenerationConfig, origin: ArgumentSource) -> list[str]:
     """Notes about a complete generation config, in which the loop may set ``use_cache``.
 
     Raises:

@@ -57,7 +57,7 @@ class CacheKind:
         runner, prompt, encoded = self.runner_class(), request.prompt, request.encoded
         if request.batch_size == 1 or not self.runs_separately:
             return runner(model, request.batch_size, prompt=prompt, past=past, encoded=encoded)
-        from specdec_hf.runner.rollback_runner import SeparateRunner  # noqa: PLC0415  # rare
+        from specdec_hf.extras.rollback_runner import SeparateRunner  # noqa: PLC0415  # rare
 
         padded = prompt is not None and not bool(prompt.mask.all())
         runners = []
@@ -121,7 +121,7 @@ class AlignedKind(_RollbackKind):
     min_batch_size = 2
 
     def runner_class(self) -> type[PlainRunner]:
-        from specdec_hf.runner.rollback_runner import AlignedRunner  # noqa: PLC0415  # rare
+        from specdec_hf.extras.rollback_runner import AlignedRunner  # noqa: PLC0415  # rare
 
         return AlignedRunner
 
@@ -133,7 +133,7 @@ class DynamicKind(_RollbackKind):
     runs_separately = True
 
     def runner_class(self) -> type[PlainRunner]:
-        from specdec_hf.runner.rollback_runner import DynamicRunner  # noqa: PLC0415  # rare
+        from specdec_hf.extras.rollback_runner import DynamicRunner  # noqa: PLC0415  # rare
 
         return DynamicRunner
 
@@ -150,7 +150,7 @@ class SnapshotKind(CacheKind):
         return super().refuses(model) or (None if model._is_stateful else "it keeps no state")
 
     def runner_class(self) -> type[PlainRunner]:
-        from specdec_hf.runner.state_runner import StateRunner  # noqa: PLC0415  # rarely used
+        from specdec_hf.extras.state_runner import StateRunner  # noqa: PLC0415  # rarely used
 
         return StateRunner
 

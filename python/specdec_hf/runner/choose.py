@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 from specdec_hf.arguments import Refused
 from specdec_hf.runner.cache_kinds import CACHE_KINDS, NAMED_KINDS, CacheKind, kinds_to_try
 from specdec_hf.runner.comparison import CacheCheck
-from specdec_hf.runner.packed.twin import PackedTwin
+from specdec_hf.runner.packed.model import PackedModel
 from specdec_hf.runner.policy import ForwardPolicy
 from specdec_hf.runner.protocol import CacheRequest, Runner
 
@@ -24,8 +24,8 @@ class ChosenCache:
         kind: the kind.
         check: what is known of it.
         reasons: by kind, why those before it do not suit the model.
-        model: what fills the cache: the model, or its packed twin.
-        why_not_packed: how the packed twin differs; empty where it runs or there is none.
+        model: what fills the cache: the model, or its packed model.
+        why_not_packed: how the packed model differs; empty where it runs or there is none.
     """
 
     request: CacheRequest
@@ -53,22 +53,24 @@ class ChosenCache:
         return notes
 
 
-def choose_cache(model: Any, request: CacheRequest, twin: PackedTwin | None = None) -> ChosenCache:
+def choose_cache(
+    model: Any, request: CacheRequest, packed: PackedModel | None = None
+) -> ChosenCache:
     """The first kind of cache that suits a model; a `Refused` names class, caches and reasons.
 
-    The twin runs in the model's place where its logits over the cache are the model's own, or
-    nothing is to be compared.
+    The packed model runs in the model's place where its logits over the cache are the model's
+    own, or nothing is to be compared.
     """
     check_kind(request.kind)
     reasons: dict[str, str] = {}
     why_not_packed = ""
     for kind in kinds_to_try(model, request):
         runs = model
-        if twin is not None and kind.is_compared:
-            check = _check(model, kind, request, twin.model)
+        if packed is not None and kind.is_compared:
+            check = _check(model, kind, request, packed.model)
             compared = check.difference is not None or not request.self_check
             if check.reason is None and compared:
-                runs, why_not_packed = twin.model, ""
+                runs, why_not_packed = packed.model, ""
             else:
                 difference = check.reason or check.unchecked or check.remark
                 why_not_packed = f"packed weights differ: {difference}"
@@ -84,7 +86,7 @@ def choose_cache(model: Any, request: CacheRequest, twin: PackedTwin | None = No
             named = CACHE_KINDS[request.kind].refuses(model)
             if named is not None:
                 reasons[request.kind] = named
-        if runs is model and twin is not None and not why_not_packed:
+        if runs is model and packed is not None and not why_not_packed:
             why_not_packed = f"cache={kind.name!r} was not compared on packed weights"
         return ChosenCache(request, kind, check, reasons, runs, why_not_packed)
     doing = "with a tree of drafts" if request.tree else "with drafts" if request.drafts else "here"
@@ -93,13 +95,18 @@ def choose_cache(model: Any, request: CacheRequest, twin: PackedTwin | None = No
     raise Refused(f"{type(model).__name__} cannot be used {doing}{why}{_cause_in_modules(model)}")
 
 
-def _check(model: Any, kind: CacheKind, request: CacheRequest, twin: Any = None) -> CacheCheck:
+def _check(model: Any, kind: CacheKind, request: CacheRequest, packed: Any = None) -> CacheCheck:
     if not request.self_check:
         return CacheCheck(reason=kind.refuses(model))
     from specdec_hf.runner.self_check import check_cache  # noqa: PLC0415  # once for a model
 
     return check_cache(
-        model, kind, padded=request.padded, tree=request.tree, encoded=request.encoded, twin=twin
+        model,
+        kind,
+        padded=request.padded,
+        tree=request.tree,
+        encoded=request.encoded,
+        packed=packed,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from specdec_hf.runner.model_record import record_of
-from specdec_hf.runner.packed.twin import PackedStats, PackedTwin, pack_for_call
+from specdec_hf.runner.packed.model import PackedModel, PackedStats, pack_for_call
 
 
 @dataclass(eq=False)
@@ -53,8 +53,8 @@ def compiles_on(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def pack_for(model: Any, compile: bool | None) -> tuple[PackedTwin | None, PackedStats | None]:
-    """The packed twin of a model, and what to report; see `Options.compile`."""
+def pack_for(model: Any, compile: bool | None) -> tuple[PackedModel | None, PackedStats | None]:
+    """The packed model of a model, and what to report; see `Options.compile`."""
     if model.device.type != "cpu":
         record_of(model).packed = None  # it would keep the weights that were on the CPU
     if compile is False or compiles_on(model.device):

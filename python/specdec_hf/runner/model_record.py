@@ -13,7 +13,7 @@ class ModelRecord:
 
     Attributes:
         compiled: its `CompiledForward`, or the `CompiledStep` of a head.
-        packed: its `PackedTwin`, or the `PackedStep` of a head.
+        packed: its `PackedModel`, or the `PackedStep` of a head.
         digest: the state of its weights, and their digest.
         agreement: (key of a shipped head and of the weights, the share of tokens they agree on).
         head: (key of the files, `PlacedHead`) of the model's own head.

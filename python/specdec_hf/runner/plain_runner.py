@@ -29,7 +29,7 @@ from specdec_hf.runner.protocol import (
 )
 
 if TYPE_CHECKING:
-    from specdec_hf.runner.encoded import Encoded
+    from specdec_hf.extras.encoded import Encoded
 
 # Model inputs that have a column for each token; the names are those of Transformers.
 _COLUMN_INPUTS = ("position_ids", "token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")

@@ -26,7 +26,7 @@ from transformers.cache_utils import CacheLayerMixin, EncoderDecoderCache
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 if TYPE_CHECKING:
-    from specdec_hf.runner.encoded import Encoded
+    from specdec_hf.extras.encoded import Encoded
 
 
 Lengths = NDArray[np.int64]
@@ -85,7 +85,7 @@ class HiddenStateTap:
         layers = range(len(states)) if self.layers is None else self.layers
         self._forwards.append({layer: states[layer][:, columns] for layer in layers})
 
-    def take(self) -> HiddenStates:
+    def pop(self) -> HiddenStates:
         """The states [B, n, H] of all forwards since the last call, one after the other.
 
         It is empty where none are kept, or none were made.
@@ -153,7 +153,7 @@ class Runner(ABC):
         has_slots: whether each sequence has slots of its own, so that trees can be fed, sequences
             taken over from other runners, and tokens fed beyond the model's context.
         rolls_back: whether tokens can be forgotten.
-        model: what runs: a user's model, or its packed twin.
+        model: what runs: a user's model, or its packed model.
         tap: keeps hidden states of the forwards.
         omitted: the kinds of forwards that had no mask.
     """
@@ -208,8 +208,8 @@ class Runner(ABC):
         """Move an accepted path to the slots after the root; see `SpecCache.compact`."""
         raise NotImplementedError(f"cache={self.kind!r} has no slots for a tree")
 
-    def adopt(self, b: int, other: Any, index: int = 0, length: int | None = None) -> None:
-        """Take over the cache of a sequence of another runner; see `SpecCache.adopt`."""
+    def take(self, b: int, other: Any, index: int = 0, length: int | None = None) -> None:
+        """Take over the cache of a sequence of another runner; see `SpecCache.take`."""
         raise NotImplementedError(f"cache={self.kind!r} holds what its sequences share")
 
 

@@ -37,7 +37,7 @@ from specdec_hf.runner.protocol import (
 )
 
 if TYPE_CHECKING:
-    from specdec_hf.runner.encoded import Encoded
+    from specdec_hf.extras.encoded import Encoded
 
 SHORT, PADDING = 3, 4  # tokens of the shorter prompt, and how many more the other has
 PASSING = (torch.OutOfMemoryError, MemoryError)  # which say nothing about the model
@@ -298,7 +298,7 @@ def check_cache(
     padded: bool = True,
     tree: bool = False,
     encoded: Encoded | None = None,
-    twin: Any = None,
+    packed: Any = None,
 ) -> CacheCheck:
     """Compare a model, `undisturbed`, with itself through a cache; the result is remembered.
 
@@ -310,7 +310,8 @@ def check_cache(
         tree: whether a tree is checked too, which only "spec" takes.
         encoded: what the decoder of an encoder-decoder reads of its encoder. Its first two
             sequences serve the check.
-        twin: what runs over the cache in the model's place, or None. It is compared with the model.
+        packed: what runs over the cache in the model's place, or None. It is compared with the
+            model.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: no memory for the check; the next call checks again.
@@ -324,14 +325,14 @@ def check_cache(
         if not kind.runs_separately:
             num_sequences = 2  # even without padding
         encoded = encoded.select([b % encoded.batch_size for b in range(num_sequences)])
-    key = (kind.name, padded, tree, names, twin is not None)
+    key = (kind.name, padded, tree, names, packed is not None)
     with changing:
         known = checks_of(model)
         check = known.get(key)
         if check is None:
             with undisturbed(model), torch.inference_mode():
                 plan = CheckPlan(model, num_sequences, padded, tree)
-                check = _measure(model, model if twin is None else twin, kind, plan, encoded)
+                check = _measure(model, model if packed is None else packed, kind, plan, encoded)
             if check.difference is not None or check.reason is not None:
                 known[key] = check
     return check

@@ -200,7 +200,7 @@ class SpecCache(Cache):
         self.lengths = lengths
         self.cursor.past = int(lengths.max())
 
-    def adopt(self, b: int, other: SpecCache, index: int = 0, length: int | None = None) -> None:
+    def take(self, b: int, other: SpecCache, index: int = 0, length: int | None = None) -> None:
         """Hold as sequence ``b`` the keys and values of sequence ``index`` of another cache.
 
         Of its tokens the first ``length`` are held, or all.

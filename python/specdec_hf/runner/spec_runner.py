@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from specdec_hf.runner.packed.twin import is_packed_twin
+from specdec_hf.runner.packed.model import is_packed
 from specdec_hf.runner.policy import AS_THE_MODEL, FIRST, SINGLE, ForwardPolicy, is_long, padded
 from specdec_hf.runner.protocol import (
     CACHE_NAME,
@@ -34,7 +34,7 @@ from specdec_hf.runner.spec_cache import SpecCache
 from specdec_kernels import tree_attention
 
 if TYPE_CHECKING:
-    from specdec_hf.runner.later_inputs import LaterInputs
+    from specdec_hf.extras.later_inputs import LaterInputs
 
 # A "dummy" layer has no cache of its own: it reads that of an earlier layer, or attends to nothing.
 MASKED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "dummy"})
@@ -79,7 +79,7 @@ class SpecRunner(Runner):
     hides.
 
     Args:
-        model: the causal language model, or its packed twin.
+        model: the causal language model, or its packed model.
         batch_size: number of sequences B.
         capacity: slots to allocate at first; see `SpecCache`.
         policy: how forwards run.
@@ -110,7 +110,7 @@ class SpecRunner(Runner):
         if reason is not None:
             raise ValueError(f"cache='spec' cannot serve {type(model).__name__}: {reason}")
         self.model = model
-        self._packed = is_packed_twin(model)
+        self._packed = is_packed(model)
         self.device: torch.device = model.device
         self.cache = SpecCache(config, batch_size, capacity, self.device)
         self.policy = policy
@@ -275,9 +275,9 @@ class SpecRunner(Runner):
         self.cache.truncate(lengths)
 
     @timed
-    def adopt(self, b: int, other: SpecRunner, index: int = 0, length: int | None = None) -> None:
-        """Take over the cache of a sequence of another runner; see `SpecCache.adopt`."""
-        self.cache.adopt(b, other.cache, index, length)
+    def take(self, b: int, other: SpecRunner, index: int = 0, length: int | None = None) -> None:
+        """Take over the cache of a sequence of another runner; see `SpecCache.take`."""
+        self.cache.take(b, other.cache, index, length)
 
     def _run(
         self, tokens: torch.Tensor, inputs: dict[str, Any], keep: int, padding: int = 0
@@ -336,15 +336,15 @@ class SpecRunner(Runner):
         for b, prompt in enumerate(_without_padding(tokens, starts)):
             same = first.setdefault(prompt, b)
             if same < b:
-                self.adopt(b, self, same)
+                self.take(b, self, same)
                 logits.append(logits[same])
                 hidden.append(hidden[same])
                 continue
             padding = -int(starts[b])
             row = self._for_one_sequence(len(prompt))
             logits.append(row.forward(tokens[b : b + 1, padding:], starts[b : b + 1] * 0, keep))
-            self.adopt(b, row)
-            taken = row.tap.take().items()
+            self.take(b, row)
+            taken = row.tap.pop().items()
             hidden.append({layer: pad(states, (0, 0, padding, 0)) for layer, states in taken})
         if self.tap.is_open:
             self.tap.add({layer: torch.cat([one[layer] for one in hidden]) for layer in hidden[0]})
@@ -364,7 +364,7 @@ class SpecRunner(Runner):
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
         size = position_ids.shape[1]
         kind = self._causal_kind(starts, size, visible)
-        # A twin attends by the mask, so that a token has the same bits in a forward of several.
+        # A packed model attends by the mask, so that a token has the same bits in any forward.
         masked = self.runs_compiled(size) or self._packed
         if kind in self.policy.omits_mask and not masked:
             self.omitted.add(kind)

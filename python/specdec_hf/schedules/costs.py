@@ -151,7 +151,7 @@ class Costs:
         """Seconds in which the drafter is expected to read the prompt."""
         return self.relative_cost * self.prefill if self.reads_prompt else 0.0
 
-    def adopt(self, earlier: Costs) -> None:
+    def start_from(self, earlier: Costs) -> None:
         """Begin a call with the times of earlier ones."""
         self.drafted = earlier.drafted
         self._draft, self._forward, self._width = earlier._draft, earlier._forward, earlier._width

@@ -16,7 +16,7 @@ from specdec_hf.schedules.base import Schedule
 
 
 @dataclass(frozen=True)
-class Entry:
+class ScheduleEntry:
     """A schedule that has a name.
 
     Attributes:
@@ -28,40 +28,40 @@ class Entry:
     summary: str
 
 
-SCHEDULES: dict[str, Entry] = {
-    "constant": Entry(
+SCHEDULES: dict[str, ScheduleEntry] = {
+    "constant": ScheduleEntry(
         "specdec_hf.schedules.base:ConstantSchedule",
         "the same number in every round",
     ),
-    "heuristic": Entry(
+    "heuristic": ScheduleEntry(
         "specdec_hf.schedules.heuristic:HeuristicSchedule",
         "two more after full acceptance, else one fewer",
     ),
-    "heuristic_transient": Entry(
+    "heuristic_transient": ScheduleEntry(
         "specdec_hf.schedules.heuristic:HeuristicSchedule",
         "the same as heuristic",
     ),
-    "confidence": Entry(
+    "confidence": ScheduleEntry(
         "specdec_hf.schedules.confidence:ConfidenceSchedule",
         "stops after a token whose draft probability is below threshold",
     ),
-    "confidence_tuned": Entry(
+    "confidence_tuned": ScheduleEntry(
         "specdec_hf.schedules.confidence:TunedConfidenceSchedule",
         "the same, with a threshold tuned as it runs",
     ),
-    "draft_exit": Entry(
+    "draft_exit": ScheduleEntry(
         "specdec_hf.schedules.confidence:DraftExitSchedule",
         "the same, with a threshold that keeps the acceptance rate at alpha",
     ),
-    "specdec++": Entry(
+    "specdec++": ScheduleEntry(
         "specdec_hf.schedules.confidence:SpecDecPlusPlusSchedule",
         "stops where the predicted probability of a rejection exceeds h",
     ),
-    "egag": Entry(
+    "egag": ScheduleEntry(
         "specdec_hf.schedules.egag:EgagSchedule",
         "fewer tokens where the drafter's entropy is larger",
     ),
-    "optimal": Entry(
+    "optimal": ScheduleEntry(
         "specdec_hf.schedules.optimal:OptimalSchedule",
         "the length with the most measured tokens per second",
     ),
@@ -122,7 +122,7 @@ def tree_schedules() -> list[str]:
     return [name for name, entry in SCHEDULES.items() if _kind(entry).trees]
 
 
-def _kind(entry: Entry) -> type[Schedule]:
+def _kind(entry: ScheduleEntry) -> type[Schedule]:
     kind: type[Schedule] = pkgutil.resolve_name(entry.place)
     return kind
 

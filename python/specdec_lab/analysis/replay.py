@@ -20,12 +20,12 @@ from specdec_hf.drafting.call import DrafterCall, Drawn, Forwards
 from specdec_hf.drafting.checks import begin_state, propose_checked
 from specdec_hf.drafting.context import Candidates, CommittedStates, History
 from specdec_hf.drafting.drafter import Draft, Drafter, Round, drafts_trees
+from specdec_hf.extras.encoded import Encoded
+from specdec_hf.extras.encoder import EncoderSource
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import TracedRound, run_stream
-from specdec_hf.request.encoder import EncoderSource
 from specdec_hf.request.entry import prepare_call
 from specdec_hf.runner.choose import choose_cache
-from specdec_hf.runner.encoded import Encoded
 from specdec_hf.runner.protocol import CacheRequest, HiddenStates, is_encoder_decoder, to_device
 from torch import Tensor
 
@@ -153,7 +153,7 @@ def replay(
     if states:  # those of all positions by one forward
         read = to_device(text.tokens[None, :-1], model.device)
         runner.forward(read, np.zeros(1, dtype=np.int64), 1)
-        hidden = runner.tap.take()
+        hidden = runner.tap.pop()
     for i, logits in enumerate(text.logits):
         index = text.begin + i
         history = _history(text, index)

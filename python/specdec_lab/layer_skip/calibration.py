@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from specdec_hf.runner.choose import choose_cache
-from specdec_hf.runner.packed.twin import pack_for_call
+from specdec_hf.runner.packed.model import pack_for_call
 from specdec_hf.runner.protocol import CacheRequest
 from specdec_hf.runner.structure import unknown_structure
 from specdec_papers.skipped_sublayers import SkippedSublayers, sizes_of
@@ -69,8 +69,8 @@ class Calibration:
         reason = unknown_structure(model)
         if reason is not None:
             raise ValueError(f"{type(model).__name__} cannot skip its layers: {reason}")
-        twin, _ = pack_for_call(model)
-        chosen = choose_cache(model, CacheRequest(1, "spec"), twin)
+        packed_model, _ = pack_for_call(model)
+        chosen = choose_cache(model, CacheRequest(1, "spec"), packed_model)
         self.model, self.temperature = chosen.model, temperature
         self._texts = [torch.tensor([text], device=model.device) for text in texts]
         self._runners: list[Any] = []

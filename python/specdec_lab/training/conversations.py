@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from specdec_hf.runner.choose import choose_cache
-from specdec_hf.runner.packed.twin import pack_for_call
+from specdec_hf.runner.packed.model import pack_for_call
 from specdec_hf.runner.protocol import CacheRequest
 
 from specdec_kernels import sample
@@ -144,8 +144,8 @@ def converse(
         ValueError: a model that cannot run a ragged batch, or whose logits are no numbers.
     """
     head = list(chat.before)
-    twin, _ = pack_for_call(model)
-    runner = choose_cache(model, CacheRequest(batch_size, "spec"), twin).make(length + 1)
+    packed_model, _ = pack_for_call(model)
+    runner = choose_cache(model, CacheRequest(batch_size, "spec"), packed_model).make(length + 1)
     device = model.device
     begin = torch.tensor([head], device=device).expand(batch_size, -1)
     if len(head) > 1:

@@ -95,7 +95,7 @@ class Kind:
                 f"{folder} has its own"
             )
         total = model.config.get_text_config(decoder=True).num_hidden_layers
-        ours, theirs = head.config, trained.config.on(total)
+        ours, theirs = head.config, trained.config.for_layers(total)
         sizes = _shapes(head.state_dict()), _shapes(trained.state_dict())
         for name, wanted, given in (
             ("layers", ours.layers, theirs.layers),

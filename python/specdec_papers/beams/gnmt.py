@@ -67,7 +67,7 @@ class GnmtBeams(Beams):
                 continue
             origin, column = divmod(text_or_index, min(many, values.shape[2]))
             token = int(ids[0, origin, column])
-            if token in self.call.eos:
+            if token in self.call.stopping.eos:
                 self.ended.append(([*self._text(origin), token], score))
             else:
                 going.append((origin, token, totals[text_or_index]))

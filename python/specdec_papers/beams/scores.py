@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from specdec_hf.loop.processors import ask, check_answer, reason_to_end
+from specdec_hf.loop.processors import check_answer, reason_to_end, run_processors
 from specdec_hf.loop.session import Answer
 from specdec_hf.request.call import Call
 from specdec_hf.runner.protocol import to_device
@@ -144,7 +144,7 @@ def _process(
                 if reason_to_end(call, b, prefix.cpu().numpy(), prefix.device):
                     continue
                 prefixes[row] = prefix
-            log_probs[b, row] = ask(processors[b], prefixes[row], log_probs[b, row])
+            log_probs[b, row] = run_processors(processors[b], prefixes[row], log_probs[b, row])
         answer = Answer(running[b, 0], before, log_probs[b, 0])
         check_answer(processors[b], beams.answers, b, answer)
 
@@ -287,10 +287,12 @@ class Beams:
     def _stops(self, candidates: torch.Tensor) -> torch.Tensor:
         """[B, K], which candidates [B, K, n] end with their last token."""
         last = candidates[:, :, -1]
-        ended = torch.isin(last, torch.tensor([*self.call.eos], dtype=torch.int64, device="cpu"))
+        ended = torch.isin(
+            last, torch.tensor([*self.call.stopping.eos], dtype=torch.int64, device="cpu")
+        )
         if candidates.shape[2] >= self.max_length:
             return torch.ones_like(ended)
-        if self.call.criteria:
+        if self.call.stopping.criteria:
             for b, k in (~ended).nonzero().tolist():
                 ids = candidates[b, k].numpy()
                 ended[b, k] = bool(reason_to_end(self.call, b, ids, self.model.device))

@@ -37,7 +37,7 @@ from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.request.call import Call
 from specdec_hf.runner.choose import choose_cache
 from specdec_hf.runner.forwards import pack_for
-from specdec_hf.runner.packed.twin import report_packed
+from specdec_hf.runner.packed.model import report_packed
 from specdec_hf.runner.protocol import (
     CacheRequest,
     Prompt,
@@ -63,7 +63,7 @@ def check_beam_options(call: Call, options: Options, choice: DraftChoice) -> Non
         if allowed is not None and value not in allowed:
             listed = " or ".join(map(repr, allowed))
             raise ValueError(f"{option.name} must be {listed} {beams}, got {shown(value)}")
-    if "hidden_states" in call.outputs:
+    if "hidden_states" in call.output.per_token:
         raise ValueError(f"output_hidden_states must be False {beams}, whose rows are no sequences")
     if call.past is not None:
         raise ValueError(f"past_key_values must be None {beams}")
@@ -123,7 +123,7 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
     choice = beam_choice(call, choice)
     call = replace(call, notes=[*call.notes, *choice.notes])
     room = tokens_before_rope_switch(model, int(call.mask.sum(axis=1).max()))
-    if rereads_at_rope_switch(model) and room is not None and room < call.max_new_tokens:
+    if rereads_at_rope_switch(model) and room is not None and room < call.stopping.max_new_tokens:
         reason = f"after {room} more tokens its plain search reads all beams again"
         if choice.drafter is None:
             return own_search(model, call, options, reason)
@@ -158,13 +158,13 @@ def own_search(model: Any, call: Call, options: Options, reason: str) -> SpecOut
         reason: why the loop does not search.
     """
     assert call.beams is not None
-    assert call.own_search is not None
+    assert call.beams.own_search is not None
     started = options.clock()
-    output = call.own_search()
+    output = call.beams.own_search()
     indices, count = output.beam_indices, call.beams.num_return_sequences
     prompt = to_device(call.mask.repeat(count, axis=0), indices.device)
     steps = indices.shape[1]
-    stop_reason = "length" if steps == call.max_new_tokens else "eos"
+    stop_reason = "length" if steps == call.stopping.max_new_tokens else "eos"
     note = f"{type(model).__name__} searches with its own generate, which counts no rounds"
     stats = SpecStats(
         sequences=[
@@ -184,7 +184,7 @@ def own_search(model: Any, call: Call, options: Options, reason: str) -> SpecOut
         stats=stats,
         sequences_scores=output.sequences_scores,
         beam_indices=indices,
-        **{name: getattr(output, name) for name in call.outputs},
+        **{name: getattr(output, name) for name in call.output.per_token},
     )
 
 
@@ -220,13 +220,13 @@ class BeamSearch:
             notes=list(call.notes),
         )
         steps = int(budgets.min())
-        if steps < call.max_new_tokens:
+        if steps < call.stopping.max_new_tokens:
             self.stats.note("stopped at the model's context length")
         self.beams = make_beams(model, call, steps)
         self.text = committed_prompts(call, lengths, int(lengths.max()) + steps)
         size = call.beams.num_beams + self.gamma * self.width  # nodes of one round
-        twin, self.stats.packed = pack_for(model, options.compile)
-        chosen = choose_cache(model, _request(call, options), twin)
+        packed_model, self.stats.packed = pack_for(model, options.compile)
+        chosen = choose_cache(model, _request(call, options), packed_model)
         if self.stats.packed is not None:
             self.stats.packed.refuse(chosen.why_not_packed)
             report_packed(model, self.stats.packed, self.stats.note, asked=False)
@@ -236,7 +236,7 @@ class BeamSearch:
         self.tree = BeamTree(len(lengths))
         made = None if drafter is None else self._start(drafter, size)
         self.drafter = None if made is None else TreeModel(made.runner)
-        exact, vocab_size = has_exact_text(model, chosen, twin), vocab_size_of(model)
+        exact, vocab_size = has_exact_text(model, chosen, packed_model), vocab_size_of(model)
         by_clock = bool(options.guard)
         costs = costs_of(model, "greedy", lengths, exact=exact, by_clock=by_clock)
         if drafter is not None and not exact:
@@ -251,7 +251,7 @@ class BeamSearch:
         )  # fmt: skip
         if made is not None:
             self.length_policy.begin(made.cost, None, steps)
-        self.rows: dict[str, list[torch.Tensor]] = {name: [] for name in call.outputs}
+        self.rows: dict[str, list[torch.Tensor]] = {name: [] for name in call.output.per_token}
 
     def _start(self, drafter: ModelDrafter, size: int) -> DraftModel:
         """The draft model with an empty cache."""
@@ -280,7 +280,7 @@ class BeamSearch:
                 assert self.drafter is not None
                 drafted = draft_beams(
                     self.drafter, self.text, self.tree, self.beams.running_scores,
-                    width=self.width, gamma=gamma, eos=self.call.eos,
+                    width=self.width, gamma=gamma, eos=self.call.stopping.eos,
                 )  # fmt: skip
         with phases("target"):
             logits = self._forward(drafted)

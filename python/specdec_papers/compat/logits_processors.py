@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from specdec_hf.arguments import check_integer, check_value, shown
-from specdec_hf.loop.token_outputs import filtered
+from specdec_hf.extras.token_outputs import filtered
 from specdec_hf.request.sampling import Sampling, sequence_seeds
 from torch import Tensor
 from transformers import LogitsProcessorList

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
-from specdec_hf.heads.pairs.draft import Pairs, PairStepper, following_tokens, pick
+from specdec_hf.heads.eagle_family.draft import Pairs, PairStepper, following_tokens, pick
 from specdec_hf.runner.forwards import CompileStats
 from specdec_hf.runner.protocol import CACHE_NAME, Lengths, to_device
 from specdec_hf.runner.spec_cache import SpecCache
@@ -51,7 +51,7 @@ class MtpStepper(PairStepper):
     def catch_up(self, texts: History) -> torch.Tensor:
         if self._depth == 1:
             return super().catch_up(texts)
-        states, counts = self._states.take()
+        states, counts = self._states.pop()
         features, again = self._fed_again(states)
         starts, totals = self.lengths - again, again + counts
         self._features = _last(features, totals, self._depth - 1)

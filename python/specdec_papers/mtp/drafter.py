@@ -39,7 +39,7 @@ class CheckpointHead(PlacedHead[MtpHead]):
     def check_config(self, config: Any) -> None:
         find_checkpoint(self._folder or folder_of(config))
 
-    def on(self, model: Any) -> MtpHead:
+    def for_target(self, model: Any) -> MtpHead:
         found = find_checkpoint(self._folder or folder_of(model.config))
         weight = model.get_output_embeddings().weight
         key = found.state(), model.device, weight.dtype
@@ -51,7 +51,7 @@ class CheckpointHead(PlacedHead[MtpHead]):
                 head = load_mtp(found, weight.dtype).to(model.device)
                 check_sizes(head.config, model.config)
                 text = model.config.get_text_config(decoder=True)
-                head.config = head.config.on(text.num_hidden_layers)
+                head.config = head.config.for_layers(text.num_hidden_layers)
                 head.share_with(model)
             record.mtp = kept = key, head
         placed: MtpHead = kept[1]

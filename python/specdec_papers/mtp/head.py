@@ -47,7 +47,7 @@ class MtpConfig:
         size: int = self.layer.hidden_size
         return size
 
-    def on(self, total: int) -> MtpConfig:
+    def for_layers(self, total: int) -> MtpConfig:
         """With the final hidden state of a target of ``total`` layers, which follows its norm."""
         return replace(self, layers=(total,))
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec_hf.arguments import Refused, check_integer, check_integers
+from specdec_hf.heads.eagle_family.config import PairConfig, decoder_layer, fields_of, layer_like
 from specdec_hf.heads.files import checked, checked_flag
-from specdec_hf.heads.pairs.config import PairConfig, decoder_layer, fields_of, layer_like
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 _DRAFT_SIZE = "draft_vocab_size"
@@ -67,7 +67,7 @@ class HeadConfig(PairConfig):
         """Numbers that the target's hidden states of a token have together."""
         return self.target_hidden_size * (len(self.layers) or DEFAULT_LAYERS)
 
-    def on(self, total: int) -> HeadConfig:
+    def for_layers(self, total: int) -> HeadConfig:
         """With the layers that the head reads in a target of ``total`` layers.
 
         Raises:
@@ -81,7 +81,7 @@ class HeadConfig(PairConfig):
         config = replace(self, layers=layers)
         if self.final_state_after_norm and max(layers) == total:
             return config
-        return super(HeadConfig, config).on(total)
+        return super(HeadConfig, config).for_layers(total)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json in the published layout.

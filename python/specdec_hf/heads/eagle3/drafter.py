@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specdec_hf.heads.eagle3.files import load_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
-from specdec_hf.heads.pairs.drafter import PairChainDrafter, PairTreeDrafter
+from specdec_hf.heads.eagle_family.drafter import PairChainDrafter, PairTreeDrafter
 
 
 class Eagle3Drafter(PairTreeDrafter[Eagle3Head], entry="eagle3"):

@@ -16,14 +16,14 @@ import torch
 from specdec_hf.arguments import Refused
 from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.head import Eagle3Head
-from specdec_hf.heads.files import WEIGHTS, read_config, read_weights, write_head
-from specdec_hf.heads.pairs.files import (
+from specdec_hf.heads.eagle_family.files import (
     EMBEDDINGS,
     OUTPUT,
     head_tensors,
     read_head,
     vocabulary_shapes,
 )
+from specdec_hf.heads.files import WEIGHTS, read_config, read_weights, write_head
 from specdec_hf.heads.speculators import TYPE, check_kind, decoder_fields, outer_fields
 
 _LAYER, _OTHER_LAYER = "midlayer.", "layers.0."

@@ -1,6 +1,6 @@
 """The module of an EAGLE-3 head: one decoder layer over fused hidden states of the target.
 
-The terms are those of `specdec_hf.heads.pairs.head`.
+The terms are those of `specdec_hf.heads.eagle_family.head`.
 
 Source: EAGLE-3, arXiv 2503.01840.
 """
@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from specdec_hf.heads.eagle3.config import HeadConfig
-from specdec_hf.heads.pairs.config import PairConfig
-from specdec_hf.heads.pairs.head import PairHead
-from specdec_hf.heads.pairs.layer import HeadLayer, Norm
+from specdec_hf.heads.eagle_family.config import PairConfig
+from specdec_hf.heads.eagle_family.head import PairHead
+from specdec_hf.heads.eagle_family.layer import HeadLayer, Norm
 
 
 class DecoderLayer(HeadLayer):

@@ -1,4 +1,4 @@
-"""Attention of a few tokens over the slots of a cache, in the forwards of a packed twin."""
+"""Attention of a few tokens over the slots of a cache, in the forwards of a packed model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attend(
     from what it sees alone.
 
     Args:
-        module: of a packed twin.
+        module: of a packed model.
         query: [B, H, n, D].
         key, value: [B, H / groups, S, D].
         attention_mask: [B, 1, n, S] bool; others, and none, take Transformers' own attention, as do
@@ -73,7 +73,7 @@ def _only_looks_up(forward: Any) -> bool:
 
 
 def attend_by(module: Any) -> bool:
-    """Let a module of a twin attend as `attend` does, and say whether it can.
+    """Let a module of a packed model attend as `attend` does, and say whether it can.
 
     Args:
         module: changed in place: it gets a configuration of its own.

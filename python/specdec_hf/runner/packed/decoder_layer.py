@@ -1,4 +1,4 @@
-"""Decoder layers of a packed twin that run in one op each, or in two around their attention.
+"""Decoder layers of a packed model that run in one op each, or in two around their attention.
 
 For a few tokens the dozens of small calls of a layer's own forward take as long as its products.
 """
@@ -28,7 +28,7 @@ _HEAD_NORMS = ("q_norm", "k_norm")
 
 
 def unfused_reason(layer: Any) -> str | None:
-    """Why a module of a twin does not run by the ops, or None.
+    """Why a module of a packed model does not run by the ops, or None.
 
     The classes and functions of a family are Transformers' own: a library that replaces one
     changes what a layer computes.
@@ -162,7 +162,7 @@ def _fused_class(kind: Any) -> type:
 
 
 def fuse(layer: nn.Module) -> bool:
-    """Let a decoder layer of a twin run by the ops, and say whether it can.
+    """Let a decoder layer of a packed model run by the ops, and say whether it can.
 
     Args:
         layer: changed in place.
@@ -186,7 +186,7 @@ def unfused(layer: Any) -> Any:
     """A second module over the modules of a decoder layer, which its own class runs one by one.
 
     Args:
-        layer: of a twin, fused or not, or of a user's model; it is not changed.
+        layer: of a packed model, fused or not, or of a user's model; it is not changed.
     """
     other = copy.copy(layer)
     if isinstance(vars(other).get("parts"), _LayerParts):

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from specdec_hf.arguments import shown
 from specdec_hf.runner.model_record import record_of
+from specdec_hf.runner.module_copy import copy_reason
 from specdec_hf.runner.packed.linear import bytes_of, unpacked_reason
-from specdec_hf.runner.packed.twin import OnlyPacked, PackedStats, is_other_linear, resident_bytes
-from specdec_hf.runner.twin import twin_reason
+from specdec_hf.runner.packed.model import OnlyPacked, PackedStats, is_other_linear, resident_bytes
 from specdec_kernels import PackedLinear, pack_linear, packed_linear
 
 
@@ -118,7 +118,7 @@ def pack_(model: Any) -> PackedStats:
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model must be a PreTrainedModel, got {shown(model)}")
     started = time.perf_counter()
-    reason = twin_reason(model) or ("it is in training mode" if model.training else None)
+    reason = copy_reason(model) or ("it is in training mode" if model.training else None)
     reasons = [unpacked_reason(m) for m in model.modules() if type(m) is nn.Linear]
     if reason is None and None not in reasons:
         reason = next(iter(reasons), None) or "it has no plain linear layers"

@@ -128,7 +128,7 @@ def export_cache(runner: Runner, mask: NDArray[np.bool_]) -> Any:
     if not isinstance(runner, PlainRunner):
         return None
     past = runner.release()
-    from specdec_hf.runner.rollback_runner import AlignedRunner  # noqa: PLC0415  # rare
+    from specdec_hf.extras.rollback_runner import AlignedRunner  # noqa: PLC0415  # rare
 
     if not isinstance(runner, AlignedRunner):
         own_tensors(past)

@@ -13,9 +13,9 @@ from specdec_hf.drafters.model import Stepper, room_in
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Cost
-from specdec_hf.heads.pairs.cache import HeadCache
-from specdec_hf.heads.pairs.head import PairHead
-from specdec_hf.heads.pairs.step import PairStep, packed_step, takes
+from specdec_hf.heads.eagle_family.cache import HeadCache
+from specdec_hf.heads.eagle_family.head import PairHead
+from specdec_hf.heads.eagle_family.step import PairStep, packed_step, takes
 from specdec_hf.runner.forwards import CompileStats, compiles_on
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, Lengths, context_length, to_device
 from specdec_kernels import tree_attention
@@ -77,7 +77,7 @@ class StatesStepper(Stepper):
 
     def take(self, b: int, other: Any, index: int) -> None:
         self.lengths[b] = other.lengths[index]
-        self._states.adopt(b, other._states, index)
+        self._states.take(b, other._states, index)
 
 
 class PairStepper(StatesStepper):
@@ -94,7 +94,7 @@ class PairStepper(StatesStepper):
 
     def catch_up(self, texts: History) -> torch.Tensor:
         """Feed the pairs of newly committed tokens; logits [B, V] after each pending token."""
-        states, counts = self._states.take()
+        states, counts = self._states.pop()
         return self._feed_committed(texts, states, counts, counts)
 
     def read_ahead(self, texts: History, size: int) -> int:
@@ -220,7 +220,7 @@ class HeadStepper(PairStepper):
             reason = f"angles of its rotary embedding {self._rope_type!r} depend on the text"
             call.report_compiled("head", CompileStats(eager=reason))
         elif how.compile and graphs:
-            from specdec_hf.heads.pairs.compiled_step import (  # noqa: PLC0415  # CUDA alone
+            from specdec_hf.extras.compiled.head_step import (  # noqa: PLC0415  # CUDA alone
                 borrow_graphs,
                 compiled_step,
             )
@@ -242,7 +242,7 @@ class HeadStepper(PairStepper):
 
     def take(self, b: int, other: Any, index: int) -> None:
         super().take(b, other, index)
-        self._cache.adopt(b, other._cache, index, int(self.lengths[b]))
+        self._cache.take(b, other._cache, index, int(self.lengths[b]))
 
     def _fuse(self, features: torch.Tensor) -> torch.Tensor:
         fused: torch.Tensor = self._step.fc(features)

@@ -1,6 +1,6 @@
 """A second set of a model's modules over the same weights, in the place of which other ones run.
 
-What is packed or compiled must not stay in the user's model. A twin has the same classes,
+What is packed or compiled must not stay in the user's model. A copy has the same classes,
 configuration, parameters and buffers, but modules of its own.
 """
 
@@ -37,8 +37,8 @@ BOOKKEEPING = frozenset({
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
-def twin_reason(model: Any) -> str | None:
-    """Why no twin of a model can be made, or None."""
+def copy_reason(model: Any) -> str | None:
+    """Why no copy of a model can be made, or None."""
     if not isinstance(model, PreTrainedModel):
         return f"it is a wrapper{f'; {MERGE}' if hasattr(model, 'merge_and_unload') else ''}"
     if "dynamic" in rope_types(model):
@@ -55,9 +55,9 @@ def twin_reason(model: Any) -> str | None:
 
 
 def structure_of(model: Any) -> tuple[Any, ...]:
-    """What a twin takes over from a model: it serves the model while this is the same.
+    """What a copy takes over from a model: it serves the model while this is the same.
 
-    The values of parameters and buffers are left out, because a twin shares those, and tensors that
+    The values of parameters and buffers are left out, because a copy shares those, and tensors that
     are plain attributes, because forwards of some models keep what they have computed in them.
     """
     modules = list(model.named_modules(remove_duplicate=False))
@@ -75,7 +75,7 @@ def structure_of(model: Any) -> tuple[Any, ...]:
 
 def _attributes(owner: Any) -> tuple[Any, ...]:
     return tuple(
-        # repr() tells True from 1, and NaN is equal to itself. A twin holds all other objects, such
+        # repr() tells True from 1, and NaN is equal to itself. A copy holds all other objects, such
         # as functions and the dict of parameters, so that no others have their numbers, and shares
         # what is in them.
         (name, repr(value) if isinstance(value, PLAIN) else id(value))
@@ -103,12 +103,12 @@ def copied(module: Any, replace: Callable[[Any], Any]) -> Any:
     other = replace(module)
     if other is not None:
         return other
-    twin = copy.copy(module)
-    twin._modules = {
+    copied_module = copy.copy(module)
+    copied_module._modules = {
         name: None if child is None else copied(child, replace)
         for name, child in module._modules.items()
     }
     # Transformers puts hooks on modules while it collects hidden states.
-    twin._forward_hooks = type(module._forward_hooks)(module._forward_hooks)
-    twin._forward_pre_hooks = type(module._forward_pre_hooks)(module._forward_pre_hooks)
-    return twin
+    copied_module._forward_hooks = type(module._forward_hooks)(module._forward_hooks)
+    copied_module._forward_pre_hooks = type(module._forward_pre_hooks)(module._forward_pre_hooks)
+    return copied_module

@@ -1,4 +1,4 @@
-"""A model's forward on a twin of its modules whose layers are compiled.
+"""A model's forward on a copy of its modules whose layers are compiled.
 
 One `CompiledForward` serves all calls with a model, and is kept as long as the model. Its graphs
 are made in a warm-up, together with the self-check: the texts of runner/self_check.py go through
@@ -19,17 +19,18 @@ import torch
 import torch.fx.experimental._config as shape_settings
 from torch._dynamo.utils import counters
 
-from specdec_hf.runner.comparison import tolerance_of
-from specdec_hf.runner.compiled.cuda_graphs import CudaGraphs, RecordedCache, recorder_for
-from specdec_hf.runner.compiled.layers import (
+from specdec_hf.extras.compiled.cuda_graphs import CudaGraphs, RecordedCache, recorder_for
+from specdec_hf.extras.compiled.layers import (
     LayerBuffers,
     LayerGraphs,
     Place,
-    compiled_twin,
+    compiled_copy,
     replaced_layer,
 )
+from specdec_hf.runner.comparison import tolerance_of
 from specdec_hf.runner.forwards import Borrower
 from specdec_hf.runner.model_record import record_of
+from specdec_hf.runner.module_copy import copy_reason, structure_of
 from specdec_hf.runner.policy import BUCKETS, ForwardPolicy
 from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_hf.runner.self_check import (
@@ -45,7 +46,6 @@ from specdec_hf.runner.self_check import (
 from specdec_hf.runner.spec_cache import SpecCache, SpecLayer
 from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.runner.structure import unknown_structure
-from specdec_hf.runner.twin import structure_of, twin_reason
 
 # Dynamo gives up beyond this number of graphs of one function. A model needs four for each type of
 # its layers: for one token and for several, of one sequence and of a batch.
@@ -136,7 +136,7 @@ class CompiledForward:
     """Runs forwards over the buffers of a `SpecCache`, in the place of a model.
 
     Args:
-        model: the causal language model, for which `twin_reason` is None; it is not changed.
+        model: the causal language model, for which `copy_reason` is None; it is not changed.
 
     Attributes:
         graphs: how many torch.compile made.
@@ -149,7 +149,7 @@ class CompiledForward:
         self.made_for = structure_of(model)
         self._place, self._buffers = Place(), list[LayerBuffers]()
         self._graphs = LayerGraphs(model.dtype, BACKEND)
-        self._twin = compiled_twin(model, self._replace)
+        self._copy = compiled_copy(model, self._replace)
         # Keys and values [1, H, 0, D] of each layer; None for one without a cache of its own.
         self._like: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         recorder = recorder_for(model.device)
@@ -174,7 +174,7 @@ class CompiledForward:
         self._point_to(cache, inputs["input_ids"].shape[1])
         before = graphs_made()
         try:
-            return self._twin(**{CACHE_NAME: cache}, **inputs)
+            return self._copy(**{CACHE_NAME: cache}, **inputs)
         finally:
             self.graphs += graphs_made() - before
             for buffers in self._buffers:
@@ -244,17 +244,17 @@ class CompiledForward:
         return graphs is not None and graphs.complete and graphs.fit(runner, self._weights())
 
     def _weights(self) -> tuple[int, ...]:
-        return tuple(x.data_ptr() for x in (*self._twin.parameters(), *self._twin.buffers()))
+        return tuple(x.data_ptr() for x in (*self._copy.parameters(), *self._copy.buffers()))
 
 
 def compiled_forward(model: Any) -> CompiledForward:
     """The compiled forward of a model, made at the first call and again where the model changed.
 
     Raises:
-        ValueError: a model of which no twin can be made; the message says why.
+        ValueError: a model of which no copy can be made; the message says why.
     """
     with changing:  # hooks and attributes are the caller's
-        reason = unknown_structure(model) or twin_reason(model)
+        reason = unknown_structure(model) or copy_reason(model)
         if reason is not None:
             raise ValueError(reason)
         record = record_of(model)

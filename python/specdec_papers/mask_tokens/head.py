@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from specdec_hf.heads.pairs.head import DecoderHead
-from specdec_hf.heads.pairs.layer import HeadLayer
+from specdec_hf.heads.eagle_family.head import DecoderHead
+from specdec_hf.heads.eagle_family.layer import HeadLayer
 from torch import nn
 from torch.nn import functional
 
-from specdec_papers.blocks.config import BlockConfig
+from specdec_papers.mask_tokens.config import BlockConfig
 
 
 class BlockHead(DecoderHead):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from specdec_hf.runner.encoded import Encoded, skipped_padding_id
+from specdec_hf.extras.encoded import Encoded, skipped_padding_id
 from specdec_hf.runner.protocol import CACHE_NAME, forward_arguments
 
 # The loop itself gives these to every forward of a decoder.

@@ -1,9 +1,9 @@
 """The model's own prefill, where a call has inputs that the loop cannot feed.
 
 The prefill runs with exactly the arguments that ``model.generate`` would use; see
-request/prefill.py. The loop takes over the cache that it filled, and starts its first round with
+extras/prefill.py. The loop takes over the cache that it filled, and starts its first round with
 the logits that it gave. Later rounds feed new tokens only; what they need beyond ids, positions and
-mask is in runner/later_inputs.py.
+mask is in extras/later_inputs.py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
+from specdec_hf.extras.handover import fill
+from specdec_hf.extras.later_inputs import LaterInputs
+from specdec_hf.extras.prefill import Prefill, copy_of_cache
 from specdec_hf.loop.plan import Plan
 from specdec_hf.request.inputs import HOLED_MASK
-from specdec_hf.request.prefill import Prefill, copy_of_cache
 from specdec_hf.runner.cache_kinds import PLAIN, SPEC, CacheKind, rollback_kinds
 from specdec_hf.runner.comparison import CacheCheck, Comparison, checks_of, compare, tolerance_of
-from specdec_hf.runner.handover import fill
-from specdec_hf.runner.later_inputs import LaterInputs
 from specdec_hf.runner.plain_runner import PlainRunner
 from specdec_hf.runner.protocol import (
     CACHE_NAME,
@@ -65,7 +65,7 @@ def own_prefill(plan: Plan, capacity: int) -> tuple[Runner, torch.Tensor, list[s
             kinds, faults = [], [f"cache='spec' with a tree of drafts: {reason}"]
 
     def result(runner: Runner) -> tuple[Runner, torch.Tensor, list[str]]:
-        if "hidden_states" in plan.call.outputs:
+        if "hidden_states" in plan.call.output.per_token:
             runner.tap.open(first=outputs.hidden_states)
         ran = f"{type(model).__name__} runs with cache={runner.kind!r}"
         return runner, logits, [f"{ran}; {fault}" for fault in faults]

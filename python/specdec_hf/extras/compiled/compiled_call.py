@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from specdec_hf.runner.compiled.forward import (
+from specdec_hf.extras.compiled.forward import (
     CompiledForward,
     compile_settings,
     compiled_forward,

@@ -9,8 +9,9 @@ import torch
 from specdec_hf import StatelessDrafter, TrieTree, generate
 from specdec_hf.drafters.fingerprint import UNKNOWN, fingerprint_of, same_vocabulary
 from specdec_host import Corpus
+from specdec_papers import OtherVocabularyDrafter
 from specdec_papers.ngram_table import NgramTable
-from specdec_papers.other_vocabulary import TextDrafter, Translation, Vocabulary, plain_end
+from specdec_papers.other_vocabulary import Translation, Vocabulary, plain_end
 from support import cli_models, hf_models
 from support.cli_models import END, answered, letters, one_line_error, succeed, write_folder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -137,7 +138,7 @@ def test_a_text_begins_once_as_texts_of_the_draft_model_do():
 
 def draft_text(source, goal, text, drafted):
     """The target's tokens for text or tokens of the draft model after ``text``."""
-    drafter = TextDrafter(hf_models.tiny("llama"), goal, source)
+    drafter = OtherVocabularyDrafter(hf_models.tiny("llama"), goal, source)
     ids = encode(goal, drafted) if isinstance(drafted, str) else drafted
     return drafter.carry_back(encode(source, text), encode(goal, text), ids)
 
@@ -173,7 +174,7 @@ class Compared(StatelessDrafter):
         return self
 
     def started(self):
-        return TextDrafter(*self.arguments).begin(self.call)
+        return OtherVocabularyDrafter(*self.arguments).begin(self.call)
 
     def propose(self, history, limits):
         draft, other = (one.propose(history, limits) for one in (self.kept, self.started()))
@@ -218,8 +219,8 @@ def test_the_target_itself_is_accepted():
     inputs = {"input_ids": torch.tensor([[1, 2, 3, 4]])}
     settings = {"max_new_tokens": 24, "do_sample": False}
     out = generate(
-        model, **inputs, **settings, drafter=TextDrafter(small, tokenizer, tokenizer), guard=False,
-        return_dict_in_generate=True, self_check=False,
+        model, **inputs, **settings, drafter=OtherVocabularyDrafter(small, tokenizer, tokenizer),
+        guard=False, return_dict_in_generate=True, self_check=False,
     )  # fmt: skip
     assert torch.equal(out.sequences, model.generate(**inputs, **settings))
     assert out.stats.draft_acceptance_rate == 1

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from specdec_hf.heads.pairs.config import PairConfig
+from specdec_hf.heads.eagle_family.config import PairConfig
 
 
 class Norm(nn.RMSNorm):

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from specdec_hf.heads.files import MAPS, WEIGHTS, read_config, read_weights, write_head
-from specdec_hf.heads.pairs.files import (
+from specdec_hf.heads.eagle_family.files import (
     EMBEDDINGS,
     OUTPUT,
     head_tensors,
     read_head,
     vocabulary_shapes,
 )
+from specdec_hf.heads.files import MAPS, WEIGHTS, read_config, read_weights, write_head
 
-from specdec_papers.blocks.config import BlockConfig
-from specdec_papers.blocks.head import BlockHead
+from specdec_papers.mask_tokens.config import BlockConfig
+from specdec_papers.mask_tokens.head import BlockHead
 
 B = TypeVar("B", bound=BlockHead)
 

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from specdec_hf.heads.pairs.cache import HeadCache
-from specdec_hf.heads.pairs.head import PairHead
-from specdec_hf.heads.pairs.step import PAIRS, PackedStep, PairStep, difference_of, inputs_of
+from specdec_hf.extras.compiled import forward
+from specdec_hf.extras.compiled.compiled_call import CompiledCall, run_eagerly, run_without_graphs
+from specdec_hf.extras.compiled.cuda_graphs import LentGraphs, recorder_for
+from specdec_hf.extras.compiled.forward import WarmUps, compile_settings
+from specdec_hf.extras.compiled.layers import LayerForward, LayerGraphs
+from specdec_hf.heads.eagle_family.cache import HeadCache
+from specdec_hf.heads.eagle_family.head import PairHead
+from specdec_hf.heads.eagle_family.step import PAIRS, PackedStep, PairStep, difference_of, inputs_of
 from specdec_hf.runner.comparison import tolerance_of
-from specdec_hf.runner.compiled import forward
-from specdec_hf.runner.compiled.compiled_call import CompiledCall, run_eagerly, run_without_graphs
-from specdec_hf.runner.compiled.cuda_graphs import LentGraphs, recorder_for
-from specdec_hf.runner.compiled.forward import WarmUps, compile_settings
-from specdec_hf.runner.compiled.layers import LayerForward, LayerGraphs
 from specdec_hf.runner.forwards import Borrower, CompileStats
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.policy import padded, width_of

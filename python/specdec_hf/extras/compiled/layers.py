@@ -1,4 +1,4 @@
-"""Compiled decoder layers of a twin, which run over the buffers of a `SpecCache`.
+"""Compiled decoder layers of a copy, which run over the buffers of a `SpecCache`.
 
 All layers of a model run the same graph: what tells them apart, their weights and their buffers, is
 input. Widths, slots and batch sizes are symbols of the graph, and no Python number that changes
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from specdec_hf.runner.module_copy import PLAIN, copied, is_library_hook
 from specdec_hf.runner.structure import layer_list_name
-from specdec_hf.runner.twin import PLAIN, copied, is_library_hook
 
 LayerForward = Callable[..., Any]
 
@@ -95,7 +95,7 @@ def _run(layer: Any, *args: Any, **kwargs: Any) -> Any:
 def _guards_of_inputs(guards: Any) -> list[bool]:
     """Which conditions of a graph are checked in every forward: all but those on the layer.
 
-    A layer of a twin never changes, and one that differs has a function of its own.
+    A layer of a copy never changes, and one that differs has a function of its own.
     """
     return [not guard.name.startswith("L['layer']") for guard in guards]
 
@@ -114,7 +114,7 @@ def _likeness(layer: Any) -> tuple[Any, ...]:
 
 
 def replaced_layer(layer: Any, buffers: LayerBuffers, graphs: LayerGraphs) -> Any:
-    """A decoder layer of a twin that runs compiled over its own buffers."""
+    """A decoder layer of a copy that runs compiled over its own buffers."""
     for module in layer.modules():
         if "layer_idx" in vars(module):
             module.layer_idx = 0  # a number of its own would need a graph of its own
@@ -141,16 +141,16 @@ def replaced_layer(layer: Any, buffers: LayerBuffers, graphs: LayerGraphs) -> An
     return outer
 
 
-def compiled_twin(model: Any, replace: Callable[[int, torch.nn.Module], torch.nn.Module]) -> Any:
-    """A twin of a model with other decoder layers.
+def compiled_copy(model: Any, replace: Callable[[int, torch.nn.Module], torch.nn.Module]) -> Any:
+    """A copy of a model with other decoder layers.
 
     Args:
         model: the model; it is not changed.
         replace: gives what takes the place of a decoder layer, from its number and its copy.
     """
-    twin = copied(model, lambda module: None)
-    base, name = twin.base_model, layer_list_name(model)
+    made = copied(model, lambda module: None)
+    base, name = made.base_model, layer_list_name(model)
     base._modules[name] = torch.nn.ModuleList(
         replace(i, layer) for i, layer in enumerate(base._modules[name])
     )
-    return twin.eval()
+    return made.eval()

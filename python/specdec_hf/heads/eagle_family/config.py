@@ -58,7 +58,7 @@ class PairConfig:
         """Numbers that the target's hidden states of a token have together."""
         return self.target_hidden_size * len(self.layers)
 
-    def on(self, total: int) -> Self:
+    def for_layers(self, total: int) -> Self:
         """For a target of ``total`` layers: the same.
 
         Raises:

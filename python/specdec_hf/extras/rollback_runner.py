@@ -128,7 +128,7 @@ class SeparateRunner(Runner):
             if self.tap.is_open:
                 runner.tap.open(self.tap.layers)
             logits.append(runner.forward(tokens[b : b + 1], starts[b : b + 1], keep))
-            hidden.append(runner.tap.take())
+            hidden.append(runner.tap.pop())
         if self.tap.is_open:
             self.tap.add({layer: torch.cat([one[layer] for one in hidden]) for layer in hidden[0]})
         return torch.cat(logits)

@@ -2,11 +2,11 @@
 
 Every sequence has a call of its own. Its prompt is read by a session of its own, in chunks between
 which the batch has rounds (chunked prefill) and other prompts have their turns. The first round of
-that session reads the last chunk and gives the first token. Then the batch adopts the sequence, in
+that session reads the last chunk and gives the first token. Then the batch takes the sequence, in
 the place of one that has ended. Where no sequence runs, that session is the batch. A batch without
-such a place, or with too many of them, goes on as a larger or smaller session, which adopts the
+such a place, or with too many of them, goes on as a larger or smaller session, which takes the
 sequences that have not ended. So `begin` is the only way in which a sequence begins, and
-`Session.adopt` the only one in which its state moves.
+`Session.take` the only one in which its state moves.
 
 Where sequences cannot join, those that wait when a batch begins are one padded batch.
 """
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import StoppingCriteriaList
 
 from specdec_hf.arguments import Refused, check_integer
 from specdec_hf.drafting.checks import describe
@@ -32,8 +33,8 @@ from specdec_hf.loop.rounds import step
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.streaming import Step
-from specdec_hf.request.call import Call, merged
-from specdec_hf.request.sampling import sequence_seeds
+from specdec_hf.request.call import Call
+from specdec_hf.request.sampling import Sampling, sequence_seeds
 from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.choose import choose_cache
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, CacheRequest, rope_types, to_device
@@ -62,7 +63,7 @@ class Asked:
         call, count = self.call, len(self.call.mask)
         self.seeds = sequence_seeds(
             self.seeds, count, do_sample=call.do_sample,
-            num_return_sequences=call.num_return_sequences,
+            num_return_sequences=call.output.num_return_sequences,
         )  # fmt: skip
         self.call = replace(call, sampling=call.sampling.per_sequence(count, device))
 
@@ -150,7 +151,7 @@ def _start_together(start: Callable[[Call, Any], Session], given: list[Asked]) -
     if len(given) == 1:
         return start(given[0].call, given[0].seeds)
     calls = [(one.call, 0) for one in given]
-    session = start(merged(calls), [seed for one in given for seed in one.seeds])
+    session = start(padded_together(calls), [seed for one in given for seed in one.seeds])
     session.sequences.calls = calls
     session.sequences.budgets = np.concatenate(
         [token_budgets(session.model, call)[1] for call, _ in calls]
@@ -204,14 +205,14 @@ def _why_not_text_alone(call: Call) -> str | None:
     """Why the sequences of a call cannot be decoded with those of others; None if they can."""
     if call.past is not None or call.prefill is not None or call.encoded is not None:
         return "it began with more than the ids of a prompt"
-    if call.outputs:
-        return f"it collects {', '.join(sorted(call.outputs))}"
+    if call.output.per_token:
+        return f"it collects {', '.join(sorted(call.output.per_token))}"
     return None
 
 
 def _why_unlike_alone(session: Session) -> str | None:
     """Why a sequence alone, or one of several, would be read otherwise than those of a session."""
-    model, options, runner, (twin, _) = (
+    model, options, runner, (packed_model, _) = (
         session.model, session.options, session.runner, session.plan.packing
     )  # fmt: skip
     for count in (1, 2):
@@ -221,7 +222,7 @@ def _why_unlike_alone(session: Session) -> str | None:
             self_check=options.self_check,
         )  # fmt: skip
         try:
-            chosen = choose_cache(model, request, twin)
+            chosen = choose_cache(model, request, packed_model)
         except Refused as error:
             return str(error)
         if not chosen.kind.has_slots:
@@ -365,7 +366,7 @@ class _Prompts:
         if batch is None or len(joining) > len(ended) or 2 * wanted <= len(batch.sequences.numbers):
             return self._of_size(batch, joining)
         for b, alone in zip(ended, joining, strict=False):
-            batch.adopt(b, alone, 0)
+            batch.take(b, alone, 0)
         return batch
 
     def _of_size(self, batch: Session | None, joining: list[Session]) -> Session:
@@ -374,10 +375,10 @@ class _Prompts:
         if batch is not None:
             running = np.flatnonzero(batch.history.active).tolist()
             moved = [*((batch, index) for index in running), *moved]
-        call = merged([session.sequences.calls[index] for session, index in moved])
+        call = padded_together([session.sequences.calls[index] for session, index in moved])
         resized = _begin_like(self.like, call, 0)
         for b, (other, index) in enumerate(moved):
-            resized.adopt(b, other, index)
+            resized.take(b, other, index)
         self._leave(batch)
         return resized
 
@@ -405,7 +406,7 @@ def _share_prefix(alone: Session, others: list[Session]) -> None:
                 held, best = common, (other.runner, b)
     if best is not None:
         runner, b = best
-        alone.runner.adopt(0, runner, b, held)
+        alone.runner.take(0, runner, b, held)
 
 
 def _length_of_prefix(text: NDArray[np.int64], prompt: NDArray[np.int64]) -> int:
@@ -450,7 +451,7 @@ def _feed(alone: Session, begin: int, size: int) -> None:
 def _let_drafter_read(alone: Session, size: int) -> bool:
     """Let what drafts read the next tokens of a text; whether it has read all of it."""
     assert alone.state is not None
-    left = alone.state.read(alone.history.shown(), size)
+    left = alone.state.read(alone.history.read_only(), size)
     return check_integer(f"{type(alone.state).__name__}.read", left, 0) == 0
 
 
@@ -459,3 +460,39 @@ def _begin_like(session: Session, call: Call, seed: Any) -> Session:
     begun = begin(session.model, call, session.options, seed, session)
     begun.isolates = True
     return begun
+
+
+def padded_together(places: Sequence[tuple[Call, int]]) -> Call:
+    """A call of sequences of several calls, of text alone, padded on the left.
+
+    What only one sequence may say of itself, its length, its ends and its criteria, stays with the
+    call that it is from, as `Session.calls` has it.
+
+    Args:
+        places: calls whose sampling parameters are tensors, each with the index of a sequence.
+    """
+    width = max(call.mask.shape[1] for call, _ in places)
+
+    def padded(name: str) -> NDArray[Any]:
+        rows = (getattr(call, name)[index] for call, index in places)
+        return np.stack([np.pad(row, (width - len(row), 0)) for row in rows])
+
+    first, _ = places[0]
+    sampling = {
+        name: torch.stack([getattr(call.sampling, name)[index] for call, index in places])
+        for name in first.sampling.to_dict()
+    }
+    return replace(
+        first,
+        input_ids=padded("input_ids"),
+        mask=padded("mask"),
+        stopping=replace(
+            first.stopping,
+            max_new_tokens=max(call.stopping.max_new_tokens for call, _ in places),
+            criteria=StoppingCriteriaList(),
+        ),
+        output=replace(first.output, num_return_sequences=1, num_top_logprobs=()),
+        sampling=Sampling(**sampling),
+        processors=[call.processors[index] for call, index in places],
+        notes=list(dict.fromkeys(note for call, _ in places for note in call.notes)),
+    )

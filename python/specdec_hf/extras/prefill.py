@@ -2,7 +2,7 @@
 
 The loop feeds a model token ids, positions and a mask. A call that has more inputs is prefilled by
 the model's own methods, with exactly the arguments that ``model.generate`` would use. These are
-read here; loop/own_prefill.py makes the prefill.
+read here; extras/own_prefill.py makes the prefill.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def given_prefill(
     kwargs = dict(model_kwargs)
     past = kwargs.get(CACHE_NAME)
     if past is not None and getattr(past, "_is_user_defined", False):
-        from specdec_hf.runner.handover import check_batch  # noqa: PLC0415  # rarely asked for
+        from specdec_hf.extras.handover import check_batch  # noqa: PLC0415  # rarely asked for
 
         kwargs[CACHE_NAME] = copy_of_cache(past)
         check_batch(past.layers, len(input_ids))
@@ -65,6 +65,6 @@ def copy_of_cache(past: Any) -> Any:
             "past_key_values must be a DynamicCache with inputs other than text, "
             f"got {type(past).__name__}"
         )
-    from specdec_hf.runner.handover import copy_of  # noqa: PLC0415  # rarely asked for
+    from specdec_hf.extras.handover import copy_of  # noqa: PLC0415  # rarely asked for
 
     return copy_of(past)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from specdec_hf.heads.pairs.config import PairConfig
+from specdec_hf.heads.eagle_family.config import PairConfig
 
 
 class HeadCache:
@@ -37,7 +37,7 @@ class HeadCache:
         mine, theirs = self._keys.shape, other._keys.shape
         return mine[0] == theirs[0] and mine[2] >= theirs[2]
 
-    def adopt(self, b: int, other: HeadCache, index: int, pairs: int) -> None:
+    def take(self, b: int, other: HeadCache, index: int, pairs: int) -> None:
         """Hold as sequence ``b`` the first pairs of sequence ``index`` of another cache."""
         theirs = other._keys, other._values
         for into, taken in zip(self.buffers(pairs), theirs, strict=True):

@@ -22,8 +22,8 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_hf.heads.base import Head
-from specdec_hf.heads.pairs.config import PairConfig
-from specdec_hf.heads.pairs.layer import HeadLayer
+from specdec_hf.heads.eagle_family.config import PairConfig
+from specdec_hf.heads.eagle_family.layer import HeadLayer
 
 
 class _Rotary(LlamaRotaryEmbedding):

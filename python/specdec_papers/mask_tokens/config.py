@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_hf.heads.files import checked, checked_size
-from specdec_hf.heads.pairs.config import (
+from specdec_hf.heads.eagle_family.config import (
     SIZES,
     PairConfig,
     decoder_layer,
     fields_of,
     transformers_config,
 )
+from specdec_hf.heads.files import checked, checked_size
 from specdec_hf.heads.speculators import (
     DECODER,
     TYPE,

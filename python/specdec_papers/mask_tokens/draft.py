@@ -13,14 +13,14 @@ from specdec_hf.drafters.model import ChainState
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft
-from specdec_hf.heads.pairs.cache import HeadCache
-from specdec_hf.heads.pairs.draft import StatesStepper
-from specdec_hf.heads.pairs.step import attend
+from specdec_hf.heads.eagle_family.cache import HeadCache
+from specdec_hf.heads.eagle_family.draft import StatesStepper
+from specdec_hf.heads.eagle_family.step import attend
 from specdec_hf.heads.placed import HeadDrafter
 from specdec_hf.runner.protocol import Lengths
 
 from specdec_kernels import kv_append_
-from specdec_papers.blocks.head import BlockHead
+from specdec_papers.mask_tokens.head import BlockHead
 
 B = TypeVar("B", bound=BlockHead)
 
@@ -63,7 +63,7 @@ class BlockStepper(StatesStepper, Generic[B]):
 
     def catch_up(self, texts: History) -> torch.Tensor:
         """Run the pass of a round; logits [B, V] of the first draft."""
-        states, counts = self._states.take()
+        states, counts = self._states.pop()
         logits = self.head.logits(self.run(texts, states, counts))
         self.lengths = self.lengths + counts
         self._rows = iter(self.head.over_vocabulary(logits).unbind(dim=1))

@@ -13,8 +13,8 @@ from specdec_hf.drafters.growing_tree import (
 from specdec_hf.drafters.model import ChainState
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS
-from specdec_hf.heads.pairs.draft import HeadStepper
-from specdec_hf.heads.pairs.head import PairHead
+from specdec_hf.heads.eagle_family.draft import HeadStepper
+from specdec_hf.heads.eagle_family.head import PairHead
 from specdec_hf.heads.placed import HeadDrafter, PlacedHead
 from specdec_hf.trees import EagleTree
 

@@ -1,4 +1,4 @@
-"""The packed twin of a model: what runs in its place on a CPU, and why one cannot be made.
+"""The packed model of a model: what runs in its place on a CPU, and why one cannot be made.
 
 A forward multiplies by packed weights whatever the batch, and attends by `attend`. So the bits of a
 token follow from the text before it alone: text with drafts is text without, in every dtype.
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from specdec_hf.runner.model_record import record_of
+from specdec_hf.runner.module_copy import MERGE, copied, copy_reason, structure_of
 from specdec_hf.runner.packed.attention import attend_by
 from specdec_hf.runner.packed.decoder_layer import fuse, refresh_fused
 from specdec_hf.runner.packed.linear import (
@@ -27,7 +28,6 @@ from specdec_hf.runner.packed.linear import (
     bytes_to_pack,
     unpacked_reason,
 )
-from specdec_hf.runner.twin import MERGE, copied, structure_of, twin_reason
 
 # Of the memory that is available: the rest is for the cache, and for other processes.
 LARGEST_SHARE = 0.5
@@ -78,14 +78,14 @@ class OnlyPacked(nn.Module):
         raise NotImplementedError
 
 
-class PackedTwin:
+class PackedModel:
     """What runs in the place of a model.
 
     Args:
-        model: that `twin_reason` allows; it is not changed.
+        model: that `copy_reason` allows; it is not changed.
 
     Attributes:
-        model: the twin, of the model's class.
+        model: the packed model, of the model's class.
         layers: those with a packed copy of a weight.
         kept: those that keep no other weight.
         fused: how many decoder layers run by the ops.
@@ -111,7 +111,7 @@ class PackedTwin:
         self.unpacked = Counter(class_name(module) for module in (*self._others, *rest))
         # Attention without that mark is not Transformers' common one, and cannot be replaced.
         self.invariant = bool(attends) and all(attends) and not self.unpacked
-        self.model.is_packed_twin = True
+        self.model.is_packed = True
 
     def _replace(self, module: Any) -> Any:
         if id(module) in self._packed:
@@ -129,7 +129,7 @@ class PackedTwin:
     def refresh(self) -> bool:
         """Pack again what has changed, and say whether anything has."""
         changed = sum(layer.refresh() for layer in self.layers) > 0
-        # Another twin may have packed again what this one shares.
+        # Another packed_model may have packed again what this one shares.
         for module in self.model.modules():
             refresh_fused(module)
         return changed
@@ -163,24 +163,24 @@ def is_other_linear(module: Any) -> bool:
     return _is_adapted(module) or sized or isinstance(module, nn.Linear)
 
 
-def packed_twin(model: Any) -> PackedTwin:
-    """The packed twin of a model, made at the first call and again where the model changed.
+def packed_model_of(model: Any) -> PackedModel:
+    """The packed model of a model, made at the first call and again where the model changed.
 
     Raises:
         ValueError: none can be made, or there is no memory for it; the message says why.
     """
     with _making:
         started = time.perf_counter()
-        reason = twin_reason(model) or ("it is in training mode" if model.training else None)
+        reason = copy_reason(model) or ("it is in training mode" if model.training else None)
         if reason is not None:
             raise ValueError(reason)
         record = record_of(model)
-        made: PackedTwin | None = record.packed
+        made: PackedModel | None = record.packed
         if made is None or made.made_for != structure_of(model):
             record.packed = None
             check_packable(model)
             with torch.inference_mode(False), torch.no_grad():
-                made = record.packed = PackedTwin(model)
+                made = record.packed = PackedModel(model)
             changed = True
         else:
             changed = made.refresh()
@@ -211,22 +211,22 @@ def resident_bytes() -> int:
     return size
 
 
-def pack_for_call(model: Any) -> tuple[PackedTwin | None, PackedStats]:
-    """The packed twin of a model for one call, None where there is none, and what to report."""
+def pack_for_call(model: Any) -> tuple[PackedModel | None, PackedStats]:
+    """The packed model of a model for one call, None where there is none, and what to report."""
     if model.device.type != "cpu":
         return None, PackedStats(reason="weights are packed on a CPU only")
     try:
-        twin = packed_twin(model)
+        packed_model = packed_model_of(model)
     except ValueError as error:
         return None, PackedStats(reason=str(error))
-    layers: list[LinearWithPackedCopy | OnlyPacked] = [*twin.layers, *twin.kept]
-    return twin, PackedStats(
+    layers: list[LinearWithPackedCopy | OnlyPacked] = [*packed_model.layers, *packed_model.kept]
+    return packed_model, PackedStats(
         layers=len(layers),
-        fused=twin.fused,
+        fused=packed_model.fused,
         bytes=bytes_of(layers),
         resident_bytes=resident_bytes(),
-        seconds=twin.seconds,
-        unpacked=dict(twin.unpacked),
+        seconds=packed_model.seconds,
+        unpacked=dict(packed_model.unpacked),
     )
 
 
@@ -256,6 +256,6 @@ def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in counts.items())
 
 
-def is_packed_twin(model: Any) -> bool:
-    """Whether a model is a packed twin, and not a user's own."""
-    return "is_packed_twin" in vars(model)
+def is_packed(model: Any) -> bool:
+    """Whether a model is a packed model, and not a user's own."""
+    return "is_packed" in vars(model)

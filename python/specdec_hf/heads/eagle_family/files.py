@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 
 from specdec_hf.arguments import Refused
+from specdec_hf.heads.eagle_family.config import PairConfig
+from specdec_hf.heads.eagle_family.head import DecoderHead
 from specdec_hf.heads.files import check_tensors, draft_tokens
-from specdec_hf.heads.pairs.config import PairConfig
-from specdec_hf.heads.pairs.head import DecoderHead
 
 OUTPUT, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 D = TypeVar("D", bound=DecoderHead)
