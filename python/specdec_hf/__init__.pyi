@@ -1,6 +1,6 @@
 # The public names and their modules: for type checkers, and for __init__.py, which reads them here.
-from specdec_hf.api import SpeculativeDecoder as SpeculativeDecoder
 from specdec_hf.api import generate as generate
+from specdec_hf.decoder import SpeculativeDecoder as SpeculativeDecoder
 from specdec_hf.drafter_check import DrafterCheck as DrafterCheck
 from specdec_hf.drafter_check import check_drafter as check_drafter
 from specdec_hf.drafters.copying import PromptLookupDrafter as PromptLookupDrafter

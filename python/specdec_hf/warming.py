@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.arguments import check_integers
+from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.drafting.registry import AUTO
 from specdec_hf.loop.begin import begin
 from specdec_hf.loop.statistics import SpecStats

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.arguments import check_integer, check_integers, shown
+from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.extras.continuous_batching import PREFILL_CHUNK_SIZE
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.entry import prepare_call

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.speeds import GENERATE
+from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.loop.statistics import RoundRecord, SequenceStats, SpecStats
 from specdec_hf.schedules.costs import MonotoneCost

@@ -332,9 +332,16 @@ def test_a_suite_over_each_budget_is_found():
 # Budgets of the loop. They only go down, too.
 
 # Files and lines of specdec_hf that a module loads: the loop alone, and with the default drafter.
-CLOSURES = {"specdec_hf.api": (60, 10_936), "specdec_hf.api, specdec_hf.heads.auto": (74, 13_891)}
+CLOSURES = {"specdec_hf.api": (60, 10_731), "specdec_hf.api, specdec_hf.heads.auto": (74, 13_687)}
 LIMITS = {"fields of a class": 14, "own imports of a module": 14, "lines of a function": 60}
-ABOVE = {"fields of a class": 4, "own imports of a module": 5, "lines of a function": 5}
+# What may exceed them: arguments and results of the public functions, with their types and texts.
+ABOVE = {
+    "fields of a class": "drafting.entry.DrafterEntry loop.statistics.SpecStats options.CommonOptions",
+    "own imports of a module": "api cli.load",
+    "lines of a function": (
+        "api.generate cli.conversation.answer cli.run.run drafter_check.check_drafter"
+    ),
+}
 
 
 def closure(module):
@@ -371,8 +378,8 @@ def test_the_loop_keeps_to_its_budgets():
         assert sum(len(texts[name].splitlines()) for name in loaded) <= lines, modules
         assert not any(name.startswith("specdec_hf.extras") for name in loaded)
     graph = {m: {n for n in names if n in texts} for m, names in import_graph().items()}
-    found = beyond(texts, graph, LIMITS)
-    assert not {what: names for what, names in found.items() if len(names) > ABOVE[what]}
+    for what, names in beyond(texts, graph, LIMITS).items():
+        assert {f"specdec_hf.{name}" for name in ABOVE[what].split()} == {*names}
 
 
 def test_what_exceeds_a_limit_of_the_loop_is_found():

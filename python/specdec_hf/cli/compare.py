@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.speeds import GENERATE, WITHOUT, Speeds, Sums
+from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.detokenizer import decode_behind
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import Step, run_stream

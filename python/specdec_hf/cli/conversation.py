@@ -30,11 +30,11 @@ from specdec_hf.cli.terminal import Terminal, WordWrap, console, errors, visible
 from specdec_hf.rules import LOSSY_RULES
 
 if TYPE_CHECKING:
-    from specdec_hf.api import SpeculativeDecoder
     from specdec_hf.cli.compare import Turn
     from specdec_hf.cli.explain import Explainer
     from specdec_hf.cli.load import Loaded
     from specdec_hf.cli.trace import Shown
+    from specdec_hf.decoder import SpeculativeDecoder
     from specdec_hf.loop.streaming import Step
 
 NGRAM = "nasd"  # the drafter of /ngram

@@ -43,10 +43,10 @@ from specdec_hf.cli.terminal import FAILED, INTERRUPTED, Terminal, bar, console,
 from specdec_hf.options import COMMON
 
 if TYPE_CHECKING:
-    from specdec_hf.api import SpeculativeDecoder
     from specdec_hf.cli.compare import Alone, Turn
     from specdec_hf.cli.explain import Explainer
     from specdec_hf.cli.load import Loaded
+    from specdec_hf.decoder import SpeculativeDecoder
 
 
 TRACED = "note: --trace slows the answers with drafts; without it their speeds can be compared"
@@ -176,7 +176,7 @@ def load_models(
 
 def make_decoder(settings: Settings, drafter: Any, tokenizer: Any) -> SpeculativeDecoder:
     """The decoder of checked settings and a loaded drafter, for a model with this tokenizer."""
-    from specdec_hf.api import SpeculativeDecoder
+    from specdec_hf.decoder import SpeculativeDecoder
 
     own = {name: getattr(settings, name) for name in COMMON}
     given = {"drafter": drafter, "guard": GUARDS[settings.guard], "tokenizer": tokenizer}

@@ -16,7 +16,7 @@ from specdec_hf.drafting.context import CommittedStates, History
 from specdec_hf.request.sampling import Sampling
 from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.forwards import Borrower, CompileStats
-from specdec_hf.runner.packed.model import PackedStats, report_packed
+from specdec_hf.runner.packed.model import PackedStats
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, to_device
 from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import (
@@ -304,7 +304,7 @@ class DrafterCall:
         if self.forwards.packed is not None:
             self.forwards.packed.append(stats)
         asked = self.forwards.compile is True
-        report_packed(model, stats, lambda note: self.note(f"draft model {note}"), asked=asked)
+        stats.report(model, lambda note: self.note(f"draft model {note}"), asked=asked)
 
     def note_ropes(self, name: str, kinds: Iterable[str]) -> None:
         """Say that the drafts of a sequence depend on others of its batch, where a text does so.

@@ -37,8 +37,13 @@ from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import Sampling, sequence_seeds
 from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.choose import choose_cache
-from specdec_hf.runner.protocol import ROPES_BY_LENGTH, CacheRequest, rope_types, to_device
-from specdec_hf.runner.spec_runner import TOKENS_OF_A_PASS
+from specdec_hf.runner.protocol import (
+    ROPES_BY_LENGTH,
+    TOKENS_OF_A_PASS,
+    CacheRequest,
+    rope_types,
+    to_device,
+)
 
 PREFILL_CHUNK_SIZE = 256  # tokens
 

@@ -17,8 +17,6 @@ from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.options import Options
 from specdec_hf.request.call import Call
 from specdec_hf.runner.forwards import Borrower, compiles_on
-from specdec_hf.runner.packed.model import report_packed
-from specdec_hf.runner.policy import width_of
 from specdec_hf.runner.protocol import Lengths, Runner
 
 SLOTS_AHEAD = 512  # slots and tokens allocated beyond the prompt before cache and text have to grow
@@ -48,7 +46,7 @@ def begin(
     borrower = Borrower()
     _choose_forwards(plan, runner, stats, borrower)
     length_policy = DraftLengthPolicy(
-        plan.schedule, plan.costs, options.guard, plan.drafter, model=model, rule=plan.rule,
+        plan.pace, options.guard, plan.drafter, model=model, rule=plan.rule,
         batch_size=len(plan.lengths), stats=stats, clock=options.clock,
     )  # fmt: skip
     drafter_call, state = None, None
@@ -120,34 +118,30 @@ def _statistics(
     )
 
 
-def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, borrower: Borrower) -> None:
+def _choose_forwards(plan: Plan, runner: Any, stats: SpecStats, borrower: Borrower) -> None:
     """Report how the forwards run, and let them run compiled where the options say so."""
-    model, options, name = plan.model, plan.options, type(plan.model).__name__
+    model, options = plan.model, plan.options
     _, packed = plan.packing
     if packed is not None:
         stats.packed = packed
         if plan.chosen is None:
-            stats.packed.refuse("the model's own prefill fills its cache")
+            packed.refuse("the model's own prefill fills its cache")
         elif plan.chosen.why_not_packed:
-            stats.packed.refuse(plan.chosen.why_not_packed)
-        report_packed(model, stats.packed, stats.note, asked=options.compile is True)
+            packed.refuse(plan.chosen.why_not_packed)
+        packed.report(model, stats.note, asked=options.compile is True)
     if options.compile and compiles_on(model.device):
         from specdec_hf.extras.compiled.compiled_call import (  # noqa: PLC0415  # CUDA alone
             use_compiled,
         )
 
         stats.compiled = use_compiled(
-            model,
-            runner,
-            tree=plan.drafts_trees,
-            check=options.self_check,
-            note=stats.note,
+            model, runner, tree=plan.drafts_trees, check=options.self_check, note=stats.note,
             borrower=borrower,
-        )
+        )  # fmt: skip
         if stats.compiled.eager:
-            stats.note(f"{name} runs eagerly: {stats.compiled.eager}")
+            stats.note(f"{type(model).__name__} runs eagerly: {stats.compiled.eager}")
         else:
-            plan.costs.padded = width_of
+            plan.pace.costs.padded = runner.policy.width
 
 
 def _drafter_call(

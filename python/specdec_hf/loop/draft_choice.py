@@ -8,16 +8,24 @@ too.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec_hf import plugins
-from specdec_hf.arguments import Refused, check_integer, shown
+from specdec_hf.arguments import Refused, check_integer, did_you_mean, shown
+from specdec_hf.drafting.call import reads_draft
 from specdec_hf.drafting.registry import AUTO, class_of
-from specdec_hf.options import COMMON, Options, resolve_num_assistant_tokens, rule_name
+from specdec_hf.options import (
+    COMMON,
+    Options,
+    resolve_num_assistant_tokens,
+    rule_name,
+    rule_parameters,
+)
 from specdec_hf.request.call import Assistant, Call
 from specdec_hf.request.inputs import is_language_model
-from specdec_hf.rules import is_lossy
+from specdec_hf.rules import CUSTOM_RULE, LOSSY_RULES, check_takes, is_lossy, name_of
 from specdec_hf.schedules.base import Schedule
 
 
@@ -111,7 +119,23 @@ def beam_choice(call: Call, asked: DraftChoice) -> DraftChoice:
     return nothing(asked, f"num_beams={call.beams.num_beams} needs a draft model")
 
 
-def nothing(asked: DraftChoice, reason: str | None) -> DraftChoice:
+def choices(model: Any, call: Call, asked: DraftChoice) -> list[Callable[[str], DraftChoice]]:
+    """What to try, one after the other; each is told why the one before it was refused."""
+    if asked.drafter != AUTO or asked.tree is not None:  # only drafters serve ``tree``
+        return [lambda reason: asked]
+    refused = why_nothing_is_drafted(call, asked)
+    if refused is not None:
+        return [lambda reason: nothing(asked, refused)]
+    for name in (AUTO, "suffix_automaton"):
+        class_of(name)  # a module of ours that cannot be imported is no reason to draft otherwise
+    return [
+        lambda reason: default_tree(model, call, asked),
+        lambda reason: default_chains(call, asked, reason),
+        lambda reason: nothing(asked, reason),
+    ]
+
+
+def nothing(asked: DraftChoice, reason: str) -> DraftChoice:
     """Plain decoding where "auto" drafts nothing."""
     return replace(asked, drafter=None, notes=(f"drafter {AUTO!r} drafts nothing: {reason}",))
 
@@ -126,7 +150,7 @@ def why_nothing_is_drafted(call: Call, asked: DraftChoice) -> str | None:
     return f"whether drafts fit {names} is known after the prompt only; name a drafter to try"
 
 
-def default_tree(model: Any, call: Call, asked: DraftChoice, reason: str | None) -> DraftChoice:
+def default_tree(model: Any, call: Call, asked: DraftChoice) -> DraftChoice:
     """All that drafts for the model in one tree, without its head where that cannot be used."""
     # Optimal goes by the clock, on which the text of a lossy rule would depend.
     lossy = is_lossy(rule_name(asked.rule)) and call.do_sample
@@ -140,7 +164,7 @@ def default_tree(model: Any, call: Call, asked: DraftChoice, reason: str | None)
     return replace(asked, drafter=drafter, num_assistant_tokens_schedule=schedule, notes=notes)
 
 
-def default_chains(model: Any, call: Call, asked: DraftChoice, reason: str | None) -> DraftChoice:
+def default_chains(call: Call, asked: DraftChoice, reason: str) -> DraftChoice:
     """Rule match leaves the text to the seed alone, so that the benefit guard may pause drafting.
 
     Copied tokens are accepted as often under it as under token.
@@ -151,3 +175,83 @@ def default_chains(model: Any, call: Call, asked: DraftChoice, reason: str | Non
         rule = "match"
         note += f" and rule {rule!r}"
     return replace(asked, drafter=drafter, rule=rule, notes=(f"{note}: {reason}",))
+
+
+def resolve_rule(
+    rule: Any,
+    do_sample: bool,
+    supported: Sequence[str],
+    lossy: Sequence[str],
+    *,
+    trees: bool | None,
+) -> str:
+    """The acceptance rule of a call.
+
+    "auto" is greedy without sampling, else the first rule that the drafter supports. Without
+    sampling "typical" decides as greedy does, and is called so. A function is called `CUSTOM_RULE`.
+    ``trees`` is None where nothing is drafted.
+
+    Raises:
+        ValueError: another rule, or greedy verification of sampled text, which is not lossless.
+    """
+    if not isinstance(rule, str):
+        if trees is not None:
+            check_takes(rule, trees=trees)
+            rule_of_drafts(supported, trees=trees)
+        return CUSTOM_RULE
+    if rule == "auto":
+        return supported[0] if do_sample else "greedy"
+    choices = (*supported, *lossy)
+    if rule not in choices:
+        raise Refused(
+            f"rule must be 'auto', {', '.join(map(repr, choices))} with this drafter, "
+            f"got {rule!r}{did_you_mean(rule, choices)}"
+        )
+    if rule == "typical" and not do_sample:
+        return "greedy"
+    if rule == "greedy" and do_sample:
+        raise ValueError(
+            "rule='greedy' needs do_sample=False: it would not keep the target's distribution"
+        )
+    return rule
+
+
+def rule_of_drafts(rules: Sequence[str], *, trees: bool) -> str:
+    """The rule as for which a drafter with these rules drafts for one of the user's own.
+
+    Raises:
+        Refused: the drafts would share noise with the target, or have no distribution that can
+            be told to a rule.
+    """
+    wanted = ["token"]
+    if trees:
+        wanted = ["multi_draft", "target_only"] if reads_draft(rules[0]) else ["target_only"]
+    for rule in wanted:
+        if rule in rules:
+            return rule
+    raise Refused(
+        f"rule must be {', '.join(map(repr, ('auto', *rules)))} with this drafter, got a rule of "
+        f"your own, which needs drafts as for {' or '.join(map(repr, wanted))}"
+    )
+
+
+def lossy_notes(options: Options, rule: str) -> list[str]:
+    """What may make the text of drafts another than the target's own; empty where nothing does."""
+    notes = []
+    if rule in LOSSY_RULES:
+        parameters = rule_parameters(options).items()
+        values = " and ".join(f"{name}={value:g}" for name, value in parameters)
+        notes.append(
+            f"rule {rule!r} with {values} is lossy: the text need not be as the target's own"
+        )
+    if rule == CUSTOM_RULE:
+        notes.append(
+            f"{name_of(options.rule)} is a function of the caller's and counts as lossy; "
+            "check_rule tells whether it is lossless"
+        )
+    if options.ablate is not None:
+        notes.append(
+            f"ablate={options.ablate!r} is lossy: recovered tokens are drawn from P, so that the "
+            "text is biased towards the drafter's"
+        )
+    return notes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,31 +17,106 @@ from specdec_hf.drafting.checks import IGNORED, describe
 from specdec_hf.drafting.drafter import Cost, Draft, Drafter, drafts_trees
 from specdec_hf.drafting.sampling import stats_of_draft
 from specdec_hf.loop.statistics import RoundRecord, SpecStats
+from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from specdec_hf.rules import text_depends_on_drafts
+from specdec_hf.runner.comparison import coarse_arithmetic
 from specdec_hf.runner.model_record import record_of
-from specdec_hf.runner.protocol import to_device
-from specdec_hf.schedules.base import Outcome, Schedule, TokenStats
+from specdec_hf.runner.protocol import Lengths, to_device
+from specdec_hf.schedules.base import (
+    ConstantSchedule,
+    Outcome,
+    Schedule,
+    ScheduleContext,
+    TokenStats,
+)
 from specdec_hf.schedules.benefit_guard import BenefitGuard
 from specdec_hf.schedules.costs import (
+    SHARE_ON_DEVICE,
     Costs,
     ExpectedCosts,
     Measurements,
     recall,
     remember,
 )
+from specdec_hf.schedules.registry import check_takes, make_schedule
+
+
+def costs_of(model: Any, rule: str, lengths: Lengths, *, exact: bool, by_clock: bool) -> Costs:
+    """The costs that decide how much a call drafts.
+
+    Where the text depends on how much is drafted, a clock decides only for callers who ask for it.
+    Where that is so by the rule, the guard never waits by itself, and its notes may come from a
+    clock. ``exact`` is `has_exact_text`, and ``by_clock`` whether the caller asks for a clock.
+    """
+    if exact or by_clock or text_depends_on_drafts(rule):
+        return Costs()
+    share = 1.0 if model.device.type == "cpu" else SHARE_ON_DEVICE
+    return ExpectedCosts(len(lengths), share, int(lengths.max()))
+
+
+def timing_notes(model: Any, rule: str, costs: Costs) -> list[str]:
+    """A note where a clock decides how wide forwards are, and wider ones round otherwise.
+
+    That texts of other forwards may differ says nothing of this text: who compares two texts says
+    whether they differ, and why, and a call compares none.
+    """
+    dtype = coarse_arithmetic(model)
+    if dtype is None or text_depends_on_drafts(rule) or not costs.measured:
+        return []
+    return [
+        f"in {dtype} a forward of several tokens rounds unlike one of one token, and timing "
+        "decides how many are drafted: at near ties the same call may give another text"
+    ]
+
+
+def draft_length(drafter: Drafter | None, number: int | None) -> int:
+    """How many tokens a round drafts as the caller asks for them, or the depth of the trees."""
+    if drafter is not None and drafter.size:
+        return drafter.depth
+    return DEFAULT_NUM_ASSISTANT_TOKENS if number is None else number
+
+
+def schedule_for(drafter: Drafter | None, asked: str | Schedule | None, length: int) -> Schedule:
+    """The schedule of a call, not yet started; ``length`` is `draft_length`.
+
+    Raises:
+        Refused: it does not fit the drafter.
+    """
+    schedule = make_schedule("constant" if asked is None else asked)
+    if drafter is None or length == 0:
+        schedule = ConstantSchedule()
+    if drafter is not None:
+        has_stats = drafter.draws or drafter.reports_confidence
+        check_takes(drafter.name, schedule, trees=drafts_trees(drafter), has_stats=has_stats)
+    return schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Pace:
+    """What decides how much a call drafts: a schedule that was started, and the costs it reads."""
+
+    schedule: Schedule
+    costs: Costs
+
+    @classmethod
+    def start(
+        cls, schedule: Schedule, costs: Costs, batch_size: int, length: int, vocab_size: int,
+        *, trees: bool,
+    ) -> Self:  # fmt: skip
+        """Start a schedule for a call."""
+        schedule.start(ScheduleContext(batch_size, length, vocab_size, trees, costs))
+        return cls(schedule, costs)
 
 
 class DraftLengthPolicy:
-    """The schedule and the guard of a call.
+    """The schedule and the guard of a call, whose costs begin with those of earlier calls.
 
-    The schedule is started, and its costs, which begin with those of earlier calls, are ``costs``.
     What is measured outlives the call only where the clock gives the real time.
     """
 
     def __init__(
         self,
-        schedule: Schedule,
-        costs: Costs,
+        pace: Pace,
         guard: bool | BenefitGuard | None,
         drafter: Drafter | None,
         *,
@@ -51,13 +126,13 @@ class DraftLengthPolicy:
         stats: SpecStats,
         clock: Callable[[], float],
     ) -> None:
-        self.schedule, self.costs, self.drafter = schedule, costs, drafter
+        self.schedule, self.costs, self.drafter = pace.schedule, pace.costs, drafter
         self.model, self.rule, self.stats = model, rule, stats
         self.batch_size = batch_size
         own = getattr(drafter, "model", None)  # a draft model is measured for itself
         self.drafts = own if isinstance(own, torch.nn.Module) else type(drafter)
-        self.shape = (self.batch_size, stats.tree, stats.forwards, costs.padded(1))
-        self.remembers = costs.measured and clock is time.perf_counter
+        self.shape = (self.batch_size, stats.tree, stats.forwards, self.costs.padded(1))
+        self.remembers = self.costs.measured and clock is time.perf_counter
         self.guard: BenefitGuard | None = None
         self.expected_benefit: float | None = None
         self._held_back = self._in_vain = 0  # rounds

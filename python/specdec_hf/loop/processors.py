@@ -62,34 +62,19 @@ def process_logits(
     processed = logits.to(torch.float32, copy=True)
     tokens, parents = drafts.tokens.tolist(), drafts.parents.tolist()
 
-    def may_follow(b: int, row: int, token: int) -> bool:
-        scores = processed[b, row]
-        if not 0 <= token < len(scores) or not scores[token] > -torch.inf:
-            return False
-        return not greedy[b] or bool(scores[token] == scores.max())
-
-    @contextmanager
-    def isolated(b: int, rows: int | slice) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # whatever a processor or a criterion raises
-            if not session.isolates:
-                raise
-            errors.setdefault(b, error)
-            processed[b, rows] = torch.nan
-
     def process(b: int, row: int, prefix: NDArray[np.int64]) -> None:
         processed[b, row] = run_processors(processors[b], to_device(prefix, device), logits[b, row])
 
     for b in np.flatnonzero(session.history.active).tolist():
         prefixes = {-1: session.padded_ids(b)}
-        with isolated(b, 0):
+        with _isolated(session, errors, b, processed[b, 0]):
             process(b, 0, prefixes[-1])
         for n, (token, parent) in enumerate(zip(tokens[b], parents[b], strict=True)):
-            if parent not in prefixes or not may_follow(b, parent + 1, token):
+            reached = parent in prefixes
+            if not reached or not _may_follow(processed[b, parent + 1], token, greedy=greedy[b]):
                 continue
             prefix = np.append(prefixes[parent], token)
-            with isolated(b, n + 1):
+            with _isolated(session, errors, b, processed[b, n + 1]):
                 if not reason_to_end(*session.sequences.calls[b], prefix, device):
                     process(b, n + 1, prefix)
                     prefixes[n] = prefix
@@ -97,9 +82,29 @@ def process_logits(
         if out_of_order and b not in errors and stateful(processors[b]):
             root = to_device(prefixes[-1], device)
             answer = Answer(root, logits[b, 0], processed[b, 0])
-            with isolated(b, slice(None)):
+            with _isolated(session, errors, b, processed[b]):
                 check_answer(processors[b], session.answers, session.sequences.numbers[b], answer)
     return processed, errors
+
+
+@contextmanager
+def _isolated(
+    session: Session, errors: dict[int, Exception], b: int, scores: torch.Tensor
+) -> Iterator[None]:
+    """Keep an error as that of sequence ``b``, whose scores are then not finite, if it may be."""
+    try:
+        yield
+    except Exception as error:  # whatever a processor or a criterion raises
+        if not session.isolates:
+            raise
+        errors.setdefault(b, error)
+        scores.fill_(torch.nan)
+
+
+def _may_follow(scores: torch.Tensor, token: int, *, greedy: bool) -> bool:
+    if not 0 <= token < len(scores) or not scores[token] > -torch.inf:
+        return False
+    return not greedy or bool(scores[token] == scores.max())
 
 
 def _greedy(session: Session) -> list[bool]:

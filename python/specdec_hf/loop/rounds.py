@@ -23,13 +23,28 @@ from specdec_hf.drafting.context import Candidates
 from specdec_hf.drafting.drafter import Rejections
 from specdec_hf.loop.commit import DraftCounts, Taken, commit, cut, read_verdict
 from specdec_hf.loop.drafted import DraftedRound
+from specdec_hf.loop.output import finish
 from specdec_hf.loop.processors import process_ended, process_logits
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import Phases, RoundRecord
-from specdec_hf.loop.streaming import Step, TracedRound
+from specdec_hf.loop.streaming import Step, Streamer, TracedRound, put_step
 from specdec_hf.runner.protocol import rereads_at_rope_switch, to_device, tokens_before_rope_switch
 from specdec_hf.schedules.base import Outcome
 from specdec_kernels import Tree, TreeVerdict, Verdict
+
+
+def run(session: Session, streamer: Streamer | None = None) -> Any:
+    """Run all rounds of a session; returns its output."""
+    try:
+        while not session.done:
+            for appended in step(session):
+                put_step(streamer, appended)
+        if streamer is not None:
+            streamer.end()
+        output = finish(session)
+    finally:
+        session.borrower.held = False
+    return output if session.call.output.return_dict else output.sequences
 
 
 @torch.inference_mode()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers.cache_utils import Cache
 
 from specdec_hf.arguments import Refused
 from specdec_hf.runner.cache_kinds import CACHE_KINDS, NAMED_KINDS, CacheKind, kinds_to_try
-from specdec_hf.runner.comparison import CacheCheck
+from specdec_hf.runner.comparison import CacheCheck, coarse_arithmetic
 from specdec_hf.runner.packed.model import PackedModel
 from specdec_hf.runner.policy import ForwardPolicy
 from specdec_hf.runner.protocol import CacheRequest, Runner
@@ -131,3 +132,14 @@ def _cause_in_modules(model: Any) -> str:
 
 def _listed(reasons: dict[str, str]) -> list[str]:
     return [f"cache={kind!r}: {reason}" for kind, reason in reasons.items()]
+
+
+def has_exact_text(model: Any, chosen: ChosenCache | None, packed: PackedModel | None) -> bool:
+    """Whether the text of a call cannot depend on how much is drafted."""
+    if coarse_arithmetic(model) is None:
+        return True
+    if packed is None or chosen is None or chosen.model is not packed.model:
+        return False
+    if torch.is_autocast_enabled("cpu"):
+        return False  # its products are torch's own then
+    return packed.invariant and chosen.kind.has_slots

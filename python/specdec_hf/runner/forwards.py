@@ -53,7 +53,11 @@ def compiles_on(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def pack_for(model: Any, compile: bool | None) -> tuple[PackedModel | None, PackedStats | None]:
+# The packed model, and what was packed.
+Packing = tuple[PackedModel | None, PackedStats | None]
+
+
+def pack_for(model: Any, compile: bool | None) -> Packing:
     """The packed model of a model, and what to report; see `Options.compile`."""
     if model.device.type != "cpu":
         record_of(model).packed = None  # it would keep the weights that were on the CPU

@@ -38,6 +38,9 @@ HiddenStates = dict[int, torch.Tensor]
 ROPES_BY_LENGTH = ("dynamic", "longrope")
 # Plain generation of these reads the whole text again when such angles change.
 REREADING = ("phi3", "phimoe")
+# A CPU computes the padding of a forward like tokens. Another pass over the weights takes about as
+# long as so many tokens, so prompts of very different lengths are read one sequence at a time.
+TOKENS_OF_A_PASS = 48
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:

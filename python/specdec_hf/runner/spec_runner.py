@@ -20,6 +20,7 @@ from specdec_hf.runner.packed.model import is_packed
 from specdec_hf.runner.policy import AS_THE_MODEL, FIRST, SINGLE, ForwardPolicy, is_long, padded
 from specdec_hf.runner.protocol import (
     CACHE_NAME,
+    TOKENS_OF_A_PASS,
     HiddenStates,
     HiddenStateTap,
     Lengths,
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 # A "dummy" layer has no cache of its own: it reads that of an earlier layer, or attends to nothing.
 MASKED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "dummy"})
-# A CPU computes the padding of a forward like tokens. Another pass over the weights takes about as
-# long as so many tokens, so prompts of very different lengths are read one sequence at a time.
-TOKENS_OF_A_PASS = 48
 
 P = ParamSpec("P")
 R = TypeVar("R")

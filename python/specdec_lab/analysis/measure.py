@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.explain import Explained, ExplainedTree, Explainer
+from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.drafting.drafter import Drafter, drafts_trees
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.streaming import run_stream

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.distributions import draft_probs, target_probs
+from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.drafting.call import DrafterCall, Drawn, Forwards
 from specdec_hf.drafting.checks import begin_state, propose_checked
 from specdec_hf.drafting.context import Candidates, CommittedStates, History

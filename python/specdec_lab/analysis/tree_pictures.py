@@ -12,7 +12,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli import interrupt
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.decisions import number, print_tree
@@ -22,6 +21,7 @@ from specdec_hf.cli.prompts import Prompt
 from specdec_hf.cli.run import begin_chat, encode, generation_arguments, make_explainer
 from specdec_hf.cli.terminal import console, visible
 from specdec_hf.cli.trace import marks_of
+from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.loop.streaming import run_stream
 
 from specdec_lab.analysis.page import MEANINGS, document

@@ -104,7 +104,7 @@ def make_configs(
         named: whether the user named the drafters. Those that an encoder-decoder refuses, such as
             trees, are left out where he did not.
     """
-    from specdec_hf.api import SpeculativeDecoder
+    from specdec_hf.decoder import SpeculativeDecoder
     from specdec_hf.runner.protocol import is_encoder_decoder
 
     from specdec_lab.bench.peers import LeftOutError, make_peer

@@ -13,10 +13,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.compare import prompt_width, synchronize
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.speeds import GENERATE
+from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.loop.streaming import run_stream
 from transformers import StoppingCriteria, StoppingCriteriaList

@@ -149,7 +149,7 @@ def synthetic_configs(
     loaded: Loaded, rates: list[float], gamma: int, *, compiled: bool | None
 ) -> list[Config]:
     """``model.generate``, this library without drafts, and a drafter for each acceptance rate."""
-    from specdec_hf.api import SpeculativeDecoder
+    from specdec_hf.decoder import SpeculativeDecoder
 
     from specdec_lab.bench.runs import WITHOUT, Config
     from specdec_lab.bench.synthetic_drafter import SyntheticDrafter

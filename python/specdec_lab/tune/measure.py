@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from specdec_hf.api import SpeculativeDecoder
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.load import Loaded
 from specdec_hf.cli.run import generation_arguments, make_decoder
 from specdec_hf.cli.speeds import GENERATE
+from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.schedules.costs import Measured
 

@@ -24,20 +24,19 @@ from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.call import DrafterCall, Forwards
 from specdec_hf.loop.begin import SLOTS_AHEAD, committed_prompts
 from specdec_hf.loop.draft_choice import DraftChoice, asked_choice, beam_choice
-from specdec_hf.loop.draft_length import DraftLengthPolicy
-from specdec_hf.loop.output import SpecOutput
-from specdec_hf.loop.plan import (
+from specdec_hf.loop.draft_length import (
+    DraftLengthPolicy,
+    Pace,
     costs_of,
-    has_exact_text,
     timing_notes,
-    token_budgets,
 )
+from specdec_hf.loop.output import SpecOutput
+from specdec_hf.loop.plan import token_budgets
 from specdec_hf.loop.statistics import Phases, RoundRecord, SequenceStats, SpecStats
 from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS, Options
 from specdec_hf.request.call import Call
-from specdec_hf.runner.choose import choose_cache
+from specdec_hf.runner.choose import choose_cache, has_exact_text
 from specdec_hf.runner.forwards import pack_for
-from specdec_hf.runner.packed.model import report_packed
 from specdec_hf.runner.protocol import (
     CacheRequest,
     Prompt,
@@ -47,7 +46,7 @@ from specdec_hf.runner.protocol import (
     tokens_before_rope_switch,
     vocab_size_of,
 )
-from specdec_hf.schedules.base import ConstantSchedule, Outcome, ScheduleContext
+from specdec_hf.schedules.base import ConstantSchedule, Outcome
 
 from specdec_papers.beams.scores import Beams, Rows, drafted_below, log_prob_rows
 from specdec_papers.beams.tree import BeamTree, DraftedBeams, Integers, TreeModel, draft_beams
@@ -229,7 +228,7 @@ class BeamSearch:
         chosen = choose_cache(model, _request(call, options), packed_model)
         if self.stats.packed is not None:
             self.stats.packed.refuse(chosen.why_not_packed)
-            report_packed(model, self.stats.packed, self.stats.note, asked=False)
+            self.stats.packed.report(model, self.stats.note)
         self.stats.notes += chosen.notes
         capacity = int(lengths.max()) + min(steps, SLOTS_AHEAD) + size
         self.target = TreeModel(chosen.make(capacity))
@@ -243,10 +242,9 @@ class BeamSearch:
             self.stats.notes += timing_notes(model, "greedy", costs)
         others = self.beams.width - 1  # a plain round reads all beams
         costs.padded = lambda nodes: nodes + others
-        schedule = ConstantSchedule()
-        schedule.start(ScheduleContext(1, self.gamma, vocab_size, costs=costs))
+        pace = Pace.start(ConstantSchedule(), costs, 1, self.gamma, vocab_size, trees=False)
         self.length_policy = DraftLengthPolicy(
-            schedule, costs, options.guard, drafter, model=model, rule="greedy",
+            pace, options.guard, drafter, model=model, rule="greedy",
             batch_size=len(lengths), stats=self.stats, clock=options.clock,
         )  # fmt: skip
         if made is not None:

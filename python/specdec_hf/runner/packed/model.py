@@ -64,6 +64,21 @@ class PackedStats:
         """Say why the model's own forwards run, unless a reason is known."""
         self.reason = self.reason or reason
 
+    def report(self, model: Any, note: Callable[[str], None], *, asked: bool = False) -> None:
+        """Leave a note where a user's model runs its own forwards, or linear layers are as before.
+
+        It warns, too, where the caller ``asked`` for packed weights.
+        """
+        name = type(model).__name__
+        if self.reason:
+            note(f"{name} runs its own forwards: {self.reason}")
+            if asked:
+                warnings.warn(f"{name} runs its own forwards: {self.reason}", stacklevel=2)
+        elif self.unpacked:
+            merge = f"; {MERGE}" if any(map(_is_adapted, model.modules())) else ""
+            listed = _listed(self.unpacked) + merge
+            note(f"{name}: matrices of other classes than torch.nn.Linear are not packed: {listed}")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
@@ -228,28 +243,6 @@ def pack_for_call(model: Any) -> tuple[PackedModel | None, PackedStats]:
         seconds=packed_model.seconds,
         unpacked=dict(packed_model.unpacked),
     )
-
-
-def report_packed(
-    model: Any, stats: PackedStats, note: Callable[[str], None], *, asked: bool
-) -> None:
-    """Leave a note where a model's own forwards run, or linear layers stay as they are.
-
-    Args:
-        model: the user's.
-        stats: of the call.
-        note: takes the remark.
-        asked: whether the caller asked for more, and is warned too.
-    """
-    name = type(model).__name__
-    if stats.reason:
-        note(f"{name} runs its own forwards: {stats.reason}")
-        if asked:
-            warnings.warn(f"{name} runs its own forwards: {stats.reason}", stacklevel=2)
-    elif stats.unpacked:
-        merge = f"; {MERGE}" if any(map(_is_adapted, model.modules())) else ""
-        listed = _listed(stats.unpacked) + merge
-        note(f"{name}: matrices of other classes than torch.nn.Linear are not packed: {listed}")
 
 
 def _listed(counts: Mapping[str, int]) -> str:
