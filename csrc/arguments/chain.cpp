@@ -32,15 +32,7 @@ void ChainArguments::check_draft() const {
 
 void ChainArguments::check_rule() const {
   const Rule is = checked_rule();
-  const float l = static_cast<float>(lenience);
-  SPECDEC_CHECK(0 < l && l <= 1, "lenience must be in (0, 1], got ", l);
-  check_unread("lenience", l, 1.0f, "lenient", is == Rule::kLenient);
-  check_typical(is == Rule::kTypical);
-  SPECDEC_CHECK(top_beta_rank >= 1, "top_beta_rank must be at least 1, got ", top_beta_rank);
-  const float tau = static_cast<float>(top_beta_distance);
-  SPECDEC_CHECK(tau >= 0, "top_beta_distance must be at least 0, got ", tau);
-  check_unread("top_beta_rank", top_beta_rank, int64_t{1}, "top_beta", is == Rule::kTopBeta);
-  check_unread("top_beta_distance", tau, 0.0f, "top_beta", is == Rule::kTopBeta);
+  check_rule_parameters(of_rules, is, kParameters);
   SPECDEC_CHECK(synthetic_rates.has_value() == (is == Rule::kSynthetic),
                 "synthetic_rates must be given with rule synthetic and with no other");
   if (synthetic_rates) {
@@ -55,14 +47,11 @@ ChainOutputs ChainArguments::new_outputs() const {
 
 ChainParams ChainArguments::params(const ChainOutputs& out) {
   const auto& [tokens, num_accepted, status, logprobs, accept_probs] = out;
-  ChainParams p{};
+  ChainParams p = of_rules;
   fill(p, ragged_draft());
   fill_outputs(p, tokens, num_accepted, status, logprobs, accept_probs);
   p.rule = checked_rule();
   p.gamma = size();
-  p.lenience = static_cast<float>(lenience);
-  p.top_beta_rank = top_beta_rank;
-  p.top_beta_distance = static_cast<float>(top_beta_distance);
   p.synthetic_rates = pointer<float>(synthetic_rates);
   return p;
 }

@@ -10,20 +10,14 @@ namespace specdec {
 using ChainOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 struct ChainArguments : VerifyArguments {
-  double lenience;
-  int64_t top_beta_rank;
-  double top_beta_distance;
+  ChainParams of_rules;  // its fields of `kParameters`
   std::optional<Tensor> synthetic_rates;
 
   auto arguments() {
     return std::tuple_cat(
         std::make_tuple(argument("target", target), argument("draft_token_ids", drafted)),
-        draft_arguments.arguments(), arguments_of_both(),
-        std::make_tuple(argument("lenience", lenience)), typical_arguments(),
-        std::make_tuple(argument("top_beta_rank", top_beta_rank),
-                        argument("top_beta_distance", top_beta_distance),
-                        argument("synthetic_rates", synthetic_rates)),
-        limits(), wanted_outputs());
+        draft_arguments.arguments(), arguments_of_both(), rule_arguments(of_rules, kParameters),
+        std::make_tuple(argument("synthetic_rates", synthetic_rates)), limits(), wanted_outputs());
   }
   // Throws a message that names the argument, the rule and the value.
   void check() const;
@@ -34,7 +28,20 @@ struct ChainArguments : VerifyArguments {
   ChainOutputs run();
 
  private:
-  Rule checked_rule() const { return enum_of("rule", rule, Rule::kTopBeta); }
+  template <class T>
+  using Parameter = RuleParameter<ChainParams, T, Rule>;
+  static constexpr auto kParameters = std::tuple_cat(
+      std::make_tuple(Parameter<float>{&ChainParams::lenience, "lenience", 1, "in (0, 1]",
+                                       [](float x) { return 0 < x && x <= 1; }, Rule::kLenient,
+                                       "lenient"}),
+      typical_parameters<ChainParams, Rule>(),
+      std::make_tuple(
+          Parameter<int64_t>{&ChainParams::top_beta_rank, "top_beta_rank", 1, "at least 1",
+                             [](int64_t x) { return x >= 1; }, Rule::kTopBeta, "top_beta"},
+          Parameter<float>{&ChainParams::top_beta_distance, "top_beta_distance", 0, "at least 0",
+                           [](float x) { return x >= 0; }, Rule::kTopBeta, "top_beta"}));
+
+  Rule checked_rule() const { return enum_of("rule", rule, kLastRule); }
   bool ragged_draft() const;
   void check_draft() const;
   void check_rule() const;

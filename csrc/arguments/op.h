@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "arguments/tensor.h"
@@ -19,9 +20,15 @@ inline constexpr const char* kSchemaType<std::optional<Tensor>> = "Tensor?";
 template <>
 inline constexpr const char* kSchemaType<double> = "float";
 template <>
+inline constexpr const char* kSchemaType<float> = "float";
+template <>
 inline constexpr const char* kSchemaType<int64_t> = "int";
 template <>
 inline constexpr const char* kSchemaType<bool> = "bool";
+
+// What a function that is registered takes for a member: a schema's float is a double.
+template <class T>
+using Passed = std::conditional_t<std::is_same_v<T, float>, double, T>;
 
 // A member, and its name and type in the schema.
 template <class T>
@@ -40,10 +47,10 @@ template <class Arguments, class List = decltype(std::declval<Arguments&>().argu
 struct Op;
 template <class Arguments, class... T>
 struct Op<Arguments, std::tuple<Argument<T>...>> {
-  static decltype(std::declval<Arguments>().run()) run(T... values) {
+  static decltype(std::declval<Arguments>().run()) run(Passed<T>... values) {
     return named(values...).run();
   }
-  static void validate(T... values) { named(values...).check(); }
+  static void validate(Passed<T>... values) { named(values...).check(); }
 
   // The arguments of the schema, such as "(Tensor target, float lenience)".
   static std::string schema() {
@@ -57,10 +64,13 @@ struct Op<Arguments, std::tuple<Argument<T>...>> {
   }
 
  private:
-  static Arguments named(T&... values) {
+  static Arguments named(Passed<T>&... values) {
     Arguments given{};
-    std::apply([&](const Argument<T>&... each) { ((each.value = std::move(values)), ...); },
-               given.arguments());
+    std::apply(
+        [&](const Argument<T>&... each) {
+          ((each.value = static_cast<T>(std::move(values))), ...);
+        },
+        given.arguments());
     return given;
   }
 };

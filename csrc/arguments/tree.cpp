@@ -14,7 +14,7 @@ void TreeArguments::check() const {
   check_same_device("tree parents", parents, target, "target");
   check_draft();
   check_draws("[B, 2N+1]", 2 * size() + 1, checked_rule() == TreeRule::kMatch);
-  check_typical(checked_rule() == TreeRule::kTypical);
+  check_rule_parameters(of_rules, checked_rule(), kParameters);
   check_limits();
   SPECDEC_CHECK(0 <= max_depth && max_depth <= size(), "max_depth must be in [0, N] = [0, ", size(),
                 "], got ", max_depth);
@@ -62,7 +62,7 @@ TreeOutputs TreeArguments::new_outputs() const {
 
 TreeParams TreeArguments::params(const TreeOutputs& out) {
   const auto& [path, tokens, num_accepted, status, logprobs, accept_probs] = out;
-  TreeParams p{};
+  TreeParams p = of_rules;
   fill(p, flat_draft());
   fill_outputs(p, tokens, num_accepted, status, logprobs, accept_probs);
   p.rule = checked_rule();

@@ -13,13 +13,14 @@ struct TreeArguments : VerifyArguments {
   Tensor parents;
   std::optional<Tensor> draft_rows;
   int64_t max_depth;
+  TreeParams of_rules;  // its fields of `kParameters`
 
   auto arguments() {
     return std::tuple_cat(
         std::make_tuple(argument("target", target), argument("tree_tokens", drafted),
                         argument("parents", parents)),
         draft_arguments.arguments(), std::make_tuple(argument("draft_rows", draft_rows)),
-        arguments_of_both(), typical_arguments(), limits(),
+        arguments_of_both(), rule_arguments(of_rules, kParameters), limits(),
         std::make_tuple(argument("max_depth", max_depth, "SymInt")), wanted_outputs());
   }
   // Throws a message that names the argument, the rule and the value.
@@ -31,6 +32,7 @@ struct TreeArguments : VerifyArguments {
   TreeOutputs run();
 
  private:
+  static constexpr auto kParameters = typical_parameters<TreeParams, TreeRule>();
   TreeRule checked_rule() const { return enum_of("rule", rule, TreeRule::kTypical); }
   bool flat_draft() const { return draft_arguments.rows && draft_arguments.rows->dim() == 2; }
   void check_parents() const;

@@ -1,7 +1,5 @@
 #include "arguments/verification.h"
 
-#include <cmath>
-
 namespace specdec {
 
 void VerifyArguments::check_drafted(const Names& names) const {
@@ -37,16 +35,6 @@ void VerifyArguments::check_draws(const char* uniforms_shape, int64_t columns,
   check_matrix("uniforms", *uniforms, uniforms_shape, b, columns, ScalarType::Double, target,
                "target");
   SPECDEC_CHECK(!rule_is_match, "uniforms must be None when rule is match");
-}
-
-void VerifyArguments::check_typical(bool rule_is_typical) const {
-  const float epsilon = static_cast<float>(typical_epsilon),
-              delta = static_cast<float>(typical_delta);
-  SPECDEC_CHECK(0 <= epsilon && epsilon <= 1, "typical_epsilon must be in [0, 1], got ", epsilon);
-  SPECDEC_CHECK(std::isfinite(delta) && delta >= 0,
-                "typical_delta must be finite and at least 0, got ", delta);
-  check_unread("typical_epsilon", epsilon, 0.09f, "typical", rule_is_typical);
-  check_unread("typical_delta", delta, 0.3f, "typical", rule_is_typical);
 }
 
 void VerifyArguments::check_limits() const {
@@ -94,8 +82,6 @@ void VerifyArguments::fill(VerifyParams& p, bool flat_draft) {
   p.eos_token_ids = int64s(eos_token_ids);
   p.num_eos = eos_token_ids ? eos_token_ids->size(0) : 0;
   p.max_new_tokens = int64s(max_new_tokens);
-  p.typical_epsilon = static_cast<float>(typical_epsilon);
-  p.typical_delta = static_cast<float>(typical_delta);
   p.sampling = sampling.params();
 }
 

@@ -1,18 +1,59 @@
 #pragma once
 // The arguments that verify_chain and verify_tree share, and their validation.
+#include <cmath>
 #include <optional>
+#include <tuple>
 
 #include "arguments/draft.h"
 #include "specdec/verification.h"
 
 namespace specdec {
 
-// A parameter of another rule must keep the default of the public functions, because a value that
-// no rule reads is a mistake of the caller.
-template <class T>
-void check_unread(const char* name, T value, T its_default, const char* rule, bool is_read) {
-  SPECDEC_CHECK(is_read || value == its_default, name, " must be ", its_default, " unless rule is ",
-                rule, ", got ", value);
+// A parameter of a single rule: an argument of the op, and a field of what its kernels take. Under
+// other rules it must keep the default of the public functions, because a value that no rule reads
+// is a mistake of the caller. specdec_kernels/arguments/rules.py has the defaults too.
+template <class Params, class T, class Rule>
+struct RuleParameter {
+  T Params::* field;
+  const char* name;
+  T its_default;
+  const char* range;  // in words, what `holds` tells
+  bool (*holds)(T);
+  Rule rule;
+  const char* rule_name;
+
+  void check(const Params& params, Rule is) const {
+    const T value = params.*field;
+    SPECDEC_CHECK(holds(value), name, " must be ", range, ", got ", value);
+    SPECDEC_CHECK(is == rule || value == its_default, name, " must be ", its_default,
+                  " unless rule is ", rule_name, ", got ", value);
+  }
+};
+
+// Those of rule typical, which chains and trees have.
+template <class Params, class Rule>
+constexpr auto typical_parameters() {
+  using Parameter = RuleParameter<Params, float, Rule>;
+  return std::make_tuple(
+      Parameter{&Params::typical_epsilon, "typical_epsilon", 0.09f, "in [0, 1]",
+                [](float x) { return 0 <= x && x <= 1; }, Rule::kTypical, "typical"},
+      Parameter{&Params::typical_delta, "typical_delta", 0.3f, "finite and at least 0",
+                [](float x) { return std::isfinite(x) && x >= 0; }, Rule::kTypical, "typical"});
+}
+
+template <class Params, class... Parameters>
+auto rule_arguments(Params& params, const std::tuple<Parameters...>& parameters) {
+  return std::apply(
+      [&](const auto&... each) {
+        return std::make_tuple(argument(each.name, params.*each.field)...);
+      },
+      parameters);
+}
+
+template <class Params, class Rule, class... Parameters>
+void check_rule_parameters(const Params& params, Rule is,
+                           const std::tuple<Parameters...>& parameters) {
+  std::apply([&](const auto&... each) { (each.check(params, is), ...); }, parameters);
 }
 
 struct VerifyArguments {
@@ -22,7 +63,6 @@ struct VerifyArguments {
   SamplingArguments sampling;
   Tensor seeds, positions;
   std::optional<Tensor> target_indptr, uniforms;
-  double typical_epsilon, typical_delta;
   std::optional<Tensor> eos_token_ids, max_new_tokens;
   bool with_logprobs, with_accept_probs;
 
@@ -40,10 +80,6 @@ struct VerifyArguments {
         std::make_tuple(argument("seeds", seeds), argument("positions", positions),
                         argument("target_indptr", target_indptr), argument("uniforms", uniforms)));
   }
-  auto typical_arguments() {
-    return std::make_tuple(argument("typical_epsilon", typical_epsilon),
-                           argument("typical_delta", typical_delta));
-  }
   auto limits() {
     return std::make_tuple(argument("eos_token_ids", eos_token_ids),
                            argument("max_new_tokens", max_new_tokens));
@@ -60,7 +96,6 @@ struct VerifyArguments {
   void check_drafted(const Names& names) const;
   void check_target(const Names& names) const;
   void check_draws(const char* uniforms_shape, int64_t columns, bool rule_is_match) const;
-  void check_typical(bool rule_is_typical) const;
   void check_limits() const;
   Tensor new_output(int64_t columns, ScalarType dtype) const;
   Tensor new_counts() const;

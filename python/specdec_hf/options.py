@@ -156,11 +156,10 @@ class CommonOptions:
         """acceptance rule. "token", "block", "greedy", or "match", whose sampled output equals
         plain decoding with the same seed; with ``tree`` one of the lossless rules of
         `specdec_kernels.verify_tree`; see docs/rules.md. A function is a rule of your own, which is
-        never counted lossless; see docs/rules.md#a-rule-of-your-own. "typical" and, for chains,
-        "lenient" and "top_beta" are lossy; see docs/loop.md#lossy-rules. "auto" is never one of
-        these. It is greedy without sampling. With sampling it is the first rule of the drafter: for
-        chains block where the drafts of a named drafter come with their distribution, and token
-        otherwise; for trees what docs/loop.md#trees lists first.""",
+        never counted lossless; see docs/rules.md#a-rule-of-your-own. Others are lossy; see
+        docs/loop.md#lossy-rules. "auto" is lossless: greedy without sampling; with sampling the
+        first rule of the drafter: for chains block where the drafts of a named drafter come with
+        their distribution, and token otherwise; for trees what docs/loop.md#trees lists first.""",
         default="auto",
         with_beams=("auto", "greedy"),
     )
@@ -324,20 +323,19 @@ def rule_parameters(options: CommonOptions) -> dict[str, Any]:
         ValueError: one is missing, or belongs to another rule.
     """
     named = rule_name(options.rule)
+    found = {}
     for rule, parameters in LOSSY_RULES.items():
-        for name in parameters:
+        for name, default in parameters.items():
             value = getattr(options, name)
-            if value is not None and rule != named:
+            if rule == named:
+                found[name] = default if value is None else value
+            elif value is not None:
                 raise ValueError(
                     f"{name} is for rule {rule!r} alone, got {value} with rule {named!r}"
                 )
-    found = {}
-    for name, default in LOSSY_RULES.get(named, {}).items():
-        value = getattr(options, name)
-        value = default if value is None else value
+    for name, value in found.items():
         if value is None:
             raise ValueError(f"rule {named!r} needs {name}, which has no default")
-        found[name] = value
     return found
 
 

@@ -19,6 +19,8 @@ LOSSY_RULES: dict[str, dict[str, float | None]] = {
     "lenient": {"lenience": None},
     "top_beta": {"top_beta_rank": None, "top_beta_distance": math.inf},
 }
+# Those that decide as greedy does in texts without sampling.
+GREEDY_WITHOUT_SAMPLING = ("typical",)
 # The name of a rule that is the caller's own function.
 CUSTOM_RULE = "custom"
 ARGUMENTS = ("P", "Q", "tokens", "uniforms", "parents")  # of such a function

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .rules import RULES, RULES_READING_DRAFT
+from .rules import RULES, RULES_READING_DRAFT, ChainParameters
 from .schema import named_by_schema
 from .verification import Outputs, VerifyArguments, new_outputs
 
 
 @named_by_schema("verify_chain")
-class ChainArguments(VerifyArguments):
+class ChainArguments(VerifyArguments, ChainParameters):
     """Shapes as in csrc/include/specdec/chain.h."""
 
     rules = RULES
     rules_reading_draft = RULES_READING_DRAFT
 
     draft_token_ids: Tensor
-    lenience: float
-    top_beta_rank: int
-    top_beta_distance: float
     synthetic_rates: Tensor | None
 
     @property

@@ -9,7 +9,7 @@ is a link in specdec_host too, so it must not import torch.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, NamedTuple, get_args, get_type_hints
 
 # enum class Rule, csrc/include/specdec/chain.h
 Rule = Literal[
@@ -32,6 +32,38 @@ LOSSLESS_TREE_RULES: tuple[TreeRule, ...] = tuple(r for r in TREE_RULES if r != 
 TREE_RULES_READING_DRAFT: tuple[TreeRule, ...] = (
     "multi_draft", "multi_draft_wor", "top_k_plus_one", "k_seq", "traversal",
 )  # fmt: skip
+
+
+class Parameter(NamedTuple):
+    """A parameter that one rule reads; calls with another rule leave it at its default."""
+
+    rule: str
+    default: float
+
+
+class TypicalParameters:
+    """Those of chains and trees, with their types in the schemas."""
+
+    __slots__ = ()
+
+    typical_epsilon: Annotated[float, Parameter("typical", 0.09)]
+    typical_delta: Annotated[float, Parameter("typical", 0.3)]
+
+
+class ChainParameters(TypicalParameters):
+    """Those of chains; csrc/arguments/chain.h has their order in the schema and their ranges."""
+
+    __slots__ = ()
+
+    lenience: Annotated[float, Parameter("lenient", 1.0)]
+    top_beta_rank: Annotated[int, Parameter("top_beta", 1)]
+    top_beta_distance: Annotated[float, Parameter("top_beta", 0.0)]
+
+
+CHAIN_PARAMETERS: dict[str, Parameter] = {
+    name: annotated.__metadata__[0]
+    for name, annotated in get_type_hints(ChainParameters, include_extras=True).items()
+}
 
 # enum class Kind, csrc/include/specdec/draft.h
 Kind = Literal["logits", "probs"]

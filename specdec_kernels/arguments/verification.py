@@ -7,11 +7,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .rules import KINDS, Kind
+from .rules import KINDS, Kind, TypicalParameters
 from .sample import SamplingArguments
 
 
-class VerifyArguments(SamplingArguments):
+class VerifyArguments(SamplingArguments, TypicalParameters):
     """Shapes as in csrc/include/specdec/verification.h and draft.h."""
 
     rules: ClassVar[tuple[str, ...]]
@@ -31,8 +31,6 @@ class VerifyArguments(SamplingArguments):
     positions: Tensor
     target_indptr: Tensor | None
     uniforms: Tensor | None
-    typical_epsilon: float
-    typical_delta: float
     eos_token_ids: Tensor | None
     max_new_tokens: Tensor | None
     with_logprobs: bool

@@ -14,7 +14,7 @@ from ..arguments import conversion
 from ..arguments.chain import ChainArguments
 from ..arguments.checks import FLOATS, require
 from ..arguments.draft_forms import SampledDraft, SparseDraft, split_draft
-from ..arguments.rules import KINDS, RULES, Rule
+from ..arguments.rules import CHAIN_PARAMETERS, KINDS, RULES, Rule
 from ..arguments.sample import SamplingArguments
 from ..arguments.validation import validate
 from ..arguments.values import require_flag
@@ -53,8 +53,8 @@ def arguments_of(
             draft_ids=ids, draft_columns=None, draft_logsumexp=logsumexp,
             draft_threshold=threshold, draft_temperatures=temperatures,
             draft_temperature=temperature, kind=KINDS.index("logits"), rule=RULES.index(rule),
-            lenience=1.0, typical_epsilon=0.09, typical_delta=0.3, top_beta_rank=1,
-            top_beta_distance=0.0, synthetic_rates=None, **others,
+            synthetic_rates=None, **{name: one.default for name, one in CHAIN_PARAMETERS.items()},
+            **others,
             **dict(zip(SamplingArguments.__annotations__, sampling, strict=True)),
         )  # fmt: skip
         validate("verify_chain", a)

@@ -14,8 +14,7 @@ from support import hf_models
 from support.drafter_proof import assert_independent_of_batch, with_states
 
 NEW = 16
-READING = [name for name in SCHEDULES if name not in ("constant", "heuristic", "optimal",
-                                                      "heuristic_transient")]  # fmt: skip
+READING = [name for name in SCHEDULES if make_schedule(name).reads_token_stats]
 CHANGED = {"confidence": "confidence:threshold=0.2", "egag": "egag:gamma_max=8,beta=0.5"}
 
 

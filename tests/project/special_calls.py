@@ -5,7 +5,7 @@ A row is what to change in the good arguments that wrong_calls.py makes of an op
 
 import torch
 
-from specdec_kernels import pack_linear
+from specdec_kernels import RULES, pack_linear
 
 
 def i64(*shape):
@@ -78,7 +78,7 @@ SPECIAL = {
     "verify_chain": [
         *VERIFIERS,
         (dict(rule="match", uniforms=f64(3, 5)), "uniforms must be None when rule is match"),
-        (dict(rule=2**32), "rule must be in [0, 7], got 4294967296"),
+        (dict(rule=2**32), f"rule must be in [0, {len(RULES) - 1}], got 4294967296"),
         (dict(target=f32(2, 7), target_indptr=i32(4), draft=f32(0, 7)),
          "target must be [R, V] with R >= B = 3 when draft is [R-B, D], got [2, 7]"),
         (dict(target=f32(2, 7), target_indptr=i32(4), draft=f32(0, 2), ids=i64(0, 2)),
@@ -249,7 +249,6 @@ SPECIAL |= {
           for size in ((7, 6), (8, 5))),
         *((instead(MLP, 3, size), f"mlp[2] must be a weight [C, I] = [5, 7], got {shown(size)}")
           for size in ((5, 8), (6, 7))),
-        (dict(output=panels_of(5, 9)),
-         f"output must be [1, 8, {WIDTH}] {SET} [1, 9, {WIDTH}]"),
+        (dict(output=panels_of(5, 9)), f"output must be [1, 8, {WIDTH}] {SET} [1, 9, {WIDTH}]"),
     ],
 }  # fmt: skip

@@ -26,7 +26,7 @@ from project.special_calls import (
 )
 from support.providers import sample, verify, verify_tree
 
-from specdec_kernels import PackedDecoderLayer, Tree, pack_linear
+from specdec_kernels import RULES, TREE_RULES, PackedDecoderLayer, Tree, pack_linear
 
 
 def arguments_of(op):
@@ -155,7 +155,7 @@ CALLS = {
     ],
     "verify_chain": [
         *verification("[B, gamma]"),
-        ({}, dict(target=("[B, gamma+1, V] = [3, 5, V]", ROWS), rule="in [0, 7]",
+        ({}, dict(target=("[B, gamma+1, V] = [3, 5, V]", ROWS), rule=f"in [0, {len(RULES) - 1}]",
                   draft_token_ids=("[B, gamma]", IDS), lenience="in (0, 1]",
                   top_beta_rank="at least 1", top_beta_distance="at least 0")),
         (dict(rule="synthetic", rates=f32(4)), dict(synthetic_rates=("[4]", F32))),
@@ -163,7 +163,7 @@ CALLS = {
     ],
     "verify_tree": [
         *verification("[B, N]"),
-        ({}, dict(target=("[B, N+1, V] = [3, 5, V]", ROWS), rule="in [0, 8]",
+        ({}, dict(target=("[B, N+1, V] = [3, 5, V]", ROWS), rule=f"in [0, {len(TREE_RULES) - 1}]",
                   tree_tokens=("[B, N]", IDS), parents=("[B, N] = [3, 4]", IDS),
                   max_depth="in [0, N] = [0, 4]")),
         (dict(draft=Q, draft_rows=i32(3, 4)), dict(draft_rows=("[B, N] = [3, 4]", IDS))),

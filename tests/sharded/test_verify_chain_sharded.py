@@ -8,6 +8,7 @@ from proofs.toy_chain import ToyChain, assert_target_distribution
 from sharded.on_ranks import count_bytes, sharded_provider
 from support.providers import provider
 
+from specdec_kernels import RULES
 from specdec_kernels.sharded import SHARDED_RULES
 
 EXACT = ("greedy", "match")
@@ -16,19 +17,14 @@ SETTINGS = [
     ("block", "off"),
     *(("match", filters) for filters in ("scalar", "tensor")),
     *(
-        pytest.param(*setting, marks=pytest.mark.full)
-        for setting in (
-            ("greedy", "off"),
-            ("token", "tensor"),
-            ("block", "topp"),
-            ("block", "minp"),
-        )
+        pytest.param(*pair, marks=pytest.mark.full)
+        for pair in (("greedy", "off"), ("token", "tensor"), ("block", "topp"), ("block", "minp"))
     ),
 ]
 # Vocabulary, ranks, and where the shards start: uneven, of one token, not in the order of ranks,
 # and empty where two start at once.
 SPLITS = ((131, 3, (0, 130, 1)), (29, 4, (25, 2, 0, 2)))
-NOT_SERVED = {"probs", "typical", "top_beta", "lenient", "synthetic", "mapped", "wide", "narrow"}
+NOT_SERVED = {*RULES} - {*SHARDED_RULES} | {"probs", "mapped", "wide", "narrow"}
 # What no random case below has. The large ones are worked on a few sequences at a time.
 EDGES = {"B0", "g0", "V1", "bf16", "f16", "sampled", "sparse", "limits"}
 SERVED = [

@@ -307,7 +307,7 @@ class ChainVerifier : ChainView<kVariant> {
     finish();
   }
 
-  // Rules typical, top_beta and synthetic, in rules.cuh.
+  // Rules that test a draft by P alone or not at all, in rules.cuh.
   __device__ void decide_otherwise();
   __device__ bool accepts_at_rate() const;
   __device__ void decide_typical();

@@ -1,6 +1,5 @@
 #pragma once
-// Rules that test a drafted token by P alone, or not at all: typical, top_beta and synthetic. See
-// docs/rules.md.
+// Rules that test a drafted token by P alone, or not at all. See docs/rules.md.
 #include "cuda/chain/decide.cuh"
 
 namespace specdec::cuda {

@@ -19,6 +19,7 @@ enum class Rule : int32_t {
   kSynthetic,
   kTopBeta
 };
+constexpr Rule kLastRule = Rule::kTopBeta;
 
 // The target is [B, gamma+1, V], or ragged [R, V] with the R rows of all sequences; the draft is
 // [B, gamma, D], or ragged [R-B, D], because the last row of a sequence has no draft. The draft's

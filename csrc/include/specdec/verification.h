@@ -4,9 +4,8 @@
 //   sequence         one request of the batch
 //   row              the logits or probabilities of one position, V numbers
 //   accepted         said of a drafted token that is emitted
-//   recovered token  the token emitted after a rejection: drawn from the residual (rules token,
-//                    block, lenient) or from P (typical, top_beta, synthetic), or the target's own
-//                    choice (greedy, match)
+//   recovered token  the token emitted after a rejection: drawn from the residual where the rule
+//                    compares P with Q, else from P, or the target's own choice (greedy, match)
 //   bonus token      the token that follows when every draft was accepted
 //   residual         max(P - Q, 0), normalised; rules block and traversal scale P in it, rule
 //                    lenient scales Q

@@ -18,11 +18,9 @@ from specdec_hf.cli.distributions import draft_probs, target_probs
 from specdec_hf.detokenizer import INCOMPLETE, Detokenizer
 from specdec_hf.drafting.call import reads_draft
 from specdec_hf.loop.streaming import Kind, TracedRound
+from specdec_kernels import RULES_READING_DRAFT
 from specdec_kernels.analysis import acceptance_uniforms, draw_uniforms
 
-# The rules of chains that compare a uniform with an acceptance probability. Rule match compares
-# tokens, and the uniforms of trees belong to siblings.
-RULES_WITH_UNIFORMS = ("token", "block", "lenient")
 CONTEXT = 16  # tokens before a node with which its text is decoded
 
 
@@ -183,7 +181,8 @@ class Explainer:
         uniforms = acceptance_uniforms(
             traced.seeds, torch.from_numpy(traced.lengths), compared, traced.rule
         )
-        random = self.random and traced.rule in RULES_WITH_UNIFORMS
+        # Other rules compare no uniform, and those of trees belong to siblings.
+        random = self.random and traced.rule in RULES_READING_DRAFT
         said = []
         for i, (token, kind) in enumerate(zip(step.tokens, step.kinds, strict=True)):
             drafted: dict[str, Any] = {}

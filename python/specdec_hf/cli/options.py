@@ -146,11 +146,9 @@ _WORDS = {
     "rule": (
         "RULE",
         f"{{text}}: auto, {', '.join(CHAIN_RULES)}; with trees also "
-        f"{', '.join(rule for rule in TREE_RULES if rule not in CHAIN_RULES)}. Lossy: typical, "
-        "and for chains lenient and top_beta.",
-    ),
-    **dict.fromkeys(
-        ("lenience", "typical_epsilon", "typical_delta", "top_beta_distance"), ("X", "{text}.")
+        f"{', '.join(rule for rule in TREE_RULES if rule not in CHAIN_RULES)}. Lossy: "
+        f"{', '.join(LOSSY_TREE_RULES)}, and for chains "
+        f"{', '.join(rule for rule in LOSSY_RULES if rule not in LOSSY_TREE_RULES)}.",
     ),
     "ablate": (
         "residual",
@@ -176,7 +174,8 @@ _NAMES = {
 def own(name: str) -> Any:
     """The option of an argument of the loop, with the first sentence of its text."""
     text = COMMON[name].metadata["text"].partition(". ")[0]
-    metavar, words = _WORDS.get(name, ("N", "{text}."))
+    number = "X" if str(COMMON[name].type).startswith("float") else "N"
+    metavar, words = _WORDS.get(name, (number, "{text}."))
     names = _NAMES.get(name, f"--{name.replace('_', '-')}")
     return option(f"{names} {metavar}", words.format(text=text[0].upper() + text[1:]))
 

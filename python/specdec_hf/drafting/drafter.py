@@ -27,7 +27,7 @@ from specdec_hf.drafting.call import DrafterCall, Drawn
 from specdec_hf.drafting.context import Candidates, History
 from specdec_hf.drafting.registry import entry_called
 from specdec_hf.rules import LOSSY_RULES
-from specdec_kernels import LOSSLESS_RULES
+from specdec_kernels import LOSSLESS_RULES, RULES_READING_DRAFT, TREE_RULES
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -419,11 +419,10 @@ def rules_of(drafter: Drafter | None) -> tuple[str, ...]:
 def lossy_rules_of(drafter: Drafter | None) -> tuple[str, ...]:
     """The lossy rules that can verify a drafter's drafts.
 
-    Rules typical and top_beta read P alone. Rule lenient compares P with Q as token does. Trees
-    have rule typical only.
+    Rules that compare P with Q verify what rule token verifies, and the others all drafts.
     """
     if drafts_trees(drafter):
-        return ("typical",)
+        return tuple(rule for rule in LOSSY_RULES if rule in TREE_RULES)
     if drafter is None or "token" in drafter.rules:
         return tuple(LOSSY_RULES)
-    return tuple(rule for rule in LOSSY_RULES if rule != "lenient")
+    return tuple(rule for rule in LOSSY_RULES if rule not in RULES_READING_DRAFT)

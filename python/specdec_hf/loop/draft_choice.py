@@ -25,7 +25,7 @@ from specdec_hf.options import (
 )
 from specdec_hf.request.call import Assistant, Call
 from specdec_hf.request.inputs import is_language_model
-from specdec_hf.rules import CUSTOM_RULE, LOSSY_RULES, check_takes, is_lossy, name_of
+from specdec_hf.rules import CUSTOM_RULE, GREEDY_WITHOUT_SAMPLING, LOSSY_RULES, check_takes, is_lossy, name_of
 from specdec_hf.schedules.base import Schedule
 
 
@@ -187,8 +187,8 @@ def resolve_rule(
 ) -> str:
     """The acceptance rule of a call.
 
-    "auto" is greedy without sampling, else the first rule that the drafter supports. Without
-    sampling "typical" decides as greedy does, and is called so. A function is called `CUSTOM_RULE`.
+    "auto" is greedy without sampling, else the first rule that the drafter supports. A lossy rule
+    that decides as greedy does without sampling is then called so, and a function `CUSTOM_RULE`.
     ``trees`` is None where nothing is drafted.
 
     Raises:
@@ -207,7 +207,7 @@ def resolve_rule(
             f"rule must be 'auto', {', '.join(map(repr, choices))} with this drafter, "
             f"got {rule!r}{did_you_mean(rule, choices)}"
         )
-    if rule == "typical" and not do_sample:
+    if rule in GREEDY_WITHOUT_SAMPLING and not do_sample:
         return "greedy"
     if rule == "greedy" and do_sample:
         raise ValueError(

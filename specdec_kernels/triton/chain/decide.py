@@ -11,9 +11,6 @@ from ..row.distribution import (
     GUMBEL,
     MASSES,
     RowStats,
-    count_larger,
-    entropy,
-    entry,
     gumbel_argmax,
     row_stats,
     weight_params,
@@ -42,9 +39,9 @@ from .residual import recovered_or_bonus
 from .rules import (
     BLOCK_RULE,
     LENIENT,
-    SYNTHETIC,
-    TOP_BETA,
-    TYPICAL,
+    TOKEN,
+    accept_at_temperature_0,
+    accept_by_target,
 )
 from .sequence import TargetDistribution, row_uniform
 
@@ -60,17 +57,6 @@ class ChainScratch(NamedTuple):
     target: Any  # index of the first target row
     draft: Any  # from a target row to its draft row
     residual: Any
-
-
-class RuleParams(NamedTuple):
-    """The parameters of the rules lenient, typical, top_beta and synthetic."""
-
-    lenience: Any
-    epsilon: Any
-    delta: Any
-    top_beta_rank: Any
-    top_beta_distance: Any
-    synthetic_rates: Any  # [gamma]; may be None
 
 
 class ChainOutputs(NamedTuple):
@@ -142,27 +128,6 @@ def distributions(
 
 
 @triton.jit
-def accept_near_maximum(row, x, best, v, lenience, PROBS: tl.constexpr):
-    """Rule lenient at temperature 0: P(x) >= lenience * P(best), with P at temperature 1."""
-    known = (x >= 0) & (x < v)
-    high = tl.load(row + best).to(tl.float64)
-    if PROBS:
-        near = tl.load(row + x, mask=known, other=0).to(tl.float64) >= lenience * high
-    else:
-        low = tl.load(row + x, mask=known, other=float("-inf")).to(tl.float64)
-        near = low - high >= tl.log(lenience)
-    return known & near
-
-
-@triton.jit
-def accept_at_rate(noise, i, rates):
-    """Rule synthetic -> (whether draft i is accepted, its acceptance probability)."""
-    rate = tl.load(rates + i).to(tl.float64)
-    accepted = row_uniform(noise, i, i, ACCEPT) < rate
-    return accepted, tl.where(rate < 0, 0.0, tl.where(rate > 1, 1.0, rate))
-
-
-@triton.jit
 def accept_ratio(
     u, p_x, q_x, logprob, log_q_x, direct, lenience, RULE: tl.constexpr, PROBS: tl.constexpr,
     DRAFT: tl.constexpr,
@@ -178,41 +143,6 @@ def accept_ratio(
     if PROBS and DRAFT != SAMPLED:
         accepted = tl.where(direct, u * q_x < p_x, accepted)
     return accepted, tl.minimum(1.0, ratio(p_x, q_x, logprob, log_q_x, direct, PROBS, DRAFT))
-
-
-@triton.jit
-def accept_typical(
-    logprob, epsilon, delta, row, v, stats, p_stats, inv_t,
-    PROBS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
-):  # fmt: skip
-    """Rule typical: P(x) > min(epsilon, delta * exp(-H)).
-
-    The entropy H takes a pass over the row, so it is computed only where it decides.
-    """
-    probability = tl.exp(logprob)
-    bound = epsilon
-    if (probability > 0) & (probability <= epsilon):
-        h = entropy(
-            row, v, stats, p_stats.maximum, p_stats.threshold, inv_t, PROBS, TILE, BLOCK, LOG_TILES
-        )
-        bound = tl.minimum(epsilon, delta * tl.exp(-h))
-    return probability > bound
-
-
-@triton.jit
-def accept_top_beta(
-    row, x, v, stats, maximum, inv_t, rank, distance, PROBS: tl.constexpr, TILE: tl.constexpr
-):
-    """Rule top_beta: log P(top) - log P(x) <= tau, and fewer than beta tokens are likelier.
-
-    To count these takes a pass over the row, so that is done only where it decides.
-    """
-    value = entry(row, x, v, PROBS, TILE)
-    below = (maximum.to(tl.float64) - value.to(tl.float64)) * inv_t
-    near = (value > -INF) & ((value == maximum) | (below <= distance))
-    if near & (value < maximum):
-        near = count_larger(row, v, stats, value, PROBS, TILE) < rank
-    return near
 
 
 @triton.jit
@@ -249,24 +179,11 @@ def decide(
         accepted = tl.full([], 0, tl.int32)
         if (valid > 0) & (temperature == 0):
             token = row_argmax(row, v, stats, p_stats.maximum, PROBS, TILE, BLOCK).to(tl.int64)
-            hit = token == x
-            if RULE == LENIENT:
-                hit = hit | accept_near_maximum(row, x, token, v, rule_params.lenience, PROBS)
-                token = tl.where(hit, x, token)
-            if RULE == TOP_BETA:  # noqa: SIM102  (compiled in for this rule only)
-                if x >= 0:
-                    hit = accept_top_beta(
-                        row, x, v, stats, p_stats.maximum, tl.full([], 1.0, tl.float64),
-                        rule_params.top_beta_rank, rule_params.top_beta_distance, PROBS, TILE,
-                    )  # fmt: skip
-                    token = tl.where(hit, x, token)
+            hit, accept_prob = accept_at_temperature_0(
+                rule_params, noise, i, x, token, row, v, stats, p_stats.maximum, RULE, PROBS, TILE
+            )
+            token = tl.where(hit, x, token)
             accepted = hit.to(tl.int32)
-            accept_prob = tl.where(x >= 0, accepted.to(tl.float64), accept_prob)
-            if RULE == SYNTHETIC:  # noqa: SIM102  (compiled in for this rule only)
-                if x >= 0:
-                    hit, accept_prob = accept_at_rate(noise, i, rule_params.synthetic_rates)
-                    accepted = hit.to(tl.int32)
-                    token = tl.where(hit, x, token)
         elif valid > 0:
             if STATS == GUMBEL:
                 token = gumbel_argmax(stats, inv_t, TILE, BLOCK).to(tl.int64)
@@ -285,27 +202,7 @@ def decide(
                 q_threshold = p_stats.threshold
                 q_logsumexp = p_stats.logsumexp
                 faults = tl.full([], 0, tl.int32)
-                if RULE == SYNTHETIC:
-                    if x >= 0:
-                        hit, accept_prob = accept_at_rate(noise, i, rule_params.synthetic_rates)
-                        accepted = hit.to(tl.int32)
-                elif RULE == TYPICAL:
-                    if x >= 0:
-                        hit = accept_typical(
-                            logprob, rule_params.epsilon, rule_params.delta, row, v, stats,
-                            p_stats, inv_t, PROBS, TILE, BLOCK, LOG_TILES,
-                        )  # fmt: skip
-                        accepted = hit.to(tl.int32)
-                        accept_prob = accepted.to(tl.float64)
-                elif RULE == TOP_BETA:
-                    if x >= 0:
-                        hit = accept_top_beta(
-                            row, x, v, stats, p_stats.maximum, inv_t.to(tl.float64),
-                            rule_params.top_beta_rank, rule_params.top_beta_distance, PROBS, TILE,
-                        )  # fmt: skip
-                        accepted = (hit & (logprob > -INF)).to(tl.int32)
-                        accept_prob = accepted.to(tl.float64)
-                else:
+                if RULE == TOKEN or RULE == LENIENT:  # noqa: PLR1714, SIM109  (no `in`)
                     q_x, log_q_x, q_logsumexp, q_threshold, mode = draft_entry(
                         drafts, i, x, params,
                         stats_at(scratch, scratch.draft + index, scratch.d_tiles), DRAFT,
@@ -319,6 +216,12 @@ def decide(
                         accepted = hit.to(tl.int32)
                     elif x >= 0:
                         faults = flag(DRAFT_INVALID)
+                elif x >= 0:
+                    hit, accept_prob = accept_by_target(
+                        rule_params, noise, i, x, logprob, row, v, stats, p_stats, inv_t, RULE,
+                        PROBS, TILE, BLOCK, LOG_TILES,
+                    )  # fmt: skip
+                    accepted = hit.to(tl.int32)
                 token = x
                 if accepted == 0:
                     p, q = distributions(

@@ -38,9 +38,7 @@ from ..row.tile import (
 from .rules import (
     BLOCK_RULE,
     LENIENT,
-    SYNTHETIC,
-    TOP_BETA,
-    TYPICAL,
+    TOKEN,
 )
 
 
@@ -173,7 +171,7 @@ def recovered_or_bonus(
     linear = tl.full([], 0, tl.int32)
     # The other rules draw from P alone. The condition is for the compiler: Triton 3.6 fails to
     # analyse this much dead code.
-    if RULE != TYPICAL and RULE != SYNTHETIC and RULE != TOP_BETA:  # noqa: PLR1714  (no `in` here)
+    if RULE == TOKEN or RULE == LENIENT or RULE == BLOCK_RULE:  # noqa: PLR1714, SIM109  (no `in`)
         linear = (p.direct | (mode != KEEP)).to(tl.int32)
         work = linear
         while work > 0:

@@ -23,8 +23,8 @@ from ..row.noise import SHARED
 from ..row.status import DRAFT_OUT_OF_RANGE
 from ..row.tile import TileStats, flag, inverse, parameter
 from .block import SAVED, decide_block
-from .decide import ChainOutputs, ChainScratch, RuleParams, decide
-from .rules import BLOCK_RULE, GREEDY
+from .decide import ChainOutputs, ChainScratch, decide
+from .rules import BLOCK_RULE, GREEDY, RuleParams, first_and_second
 from .sequence import (
     ROW_ARGUMENTS,
     Noise,
@@ -116,8 +116,7 @@ def chain_sequences(
     draft_threshold, draft_temperatures, draft_temperature,
     target_indptr, temperatures, temperature, top_ks, top_k, top_ps, top_p, min_ps, min_p,
     seeds, positions, uniforms,
-    lenience, typical_epsilon, typical_delta, top_beta_rank, top_beta_distance, synthetic_rates,
-    eos_token_ids, max_new_tokens,
+    lenience, first, second, synthetic_rates, eos_token_ids, max_new_tokens,
     tile_maxima, tile_sums, workspace,
     tokens, num_accepted, status, logprobs, accept_probs,
     gamma, v, d, n_rows, n_draft, tiles, d_tiles, stats_size, draft_stats, residual_stats,
@@ -171,10 +170,7 @@ def chain_sequences(
         )  # fmt: skip
         out = ChainOutputs(tokens, logprobs, accept_probs)
         zero = tl.full([], 0.0, tl.float64)
-        rule_params = RuleParams(
-            zero + lenience, zero + typical_epsilon, zero + typical_delta,
-            tl.full([], 0, tl.int64) + top_beta_rank, zero + top_beta_distance, synthetic_rates,
-        )  # fmt: skip
+        rule_params = RuleParams(zero + lenience, zero + first, zero + second, synthetic_rates)
         one_by_one = tl.full([], 1, tl.int32)
         if RULE == BLOCK_RULE:  # noqa: SIM102  (compiled in for this rule only)
             if params.temperature != 0:
@@ -252,8 +248,7 @@ def verify_chain(*args: Any) -> tuple[Tensor, ...]:
         chain_sequences[(batch,)](
             *p.target, *launch.packed(a.draft_token_ids), *p.draft, *p.draft_arguments,
             target_indptr, temps, temperature, *p.filters, seeds, positions,
-            *launch.packed(a.uniforms), float32(a.lenience), float32(a.typical_epsilon),
-            float32(a.typical_delta), a.top_beta_rank, float32(a.top_beta_distance),
+            *launch.packed(a.uniforms), float32(a.lenience), *first_and_second(a),
             *launch.packed(a.synthetic_rates, a.eos_token_ids, a.max_new_tokens),
             maxima, sums, workspace, out.tokens, out.num_accepted, out.status,
             out.logprobs if a.with_logprobs else None,
