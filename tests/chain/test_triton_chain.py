@@ -28,9 +28,7 @@ from specdec_kernels.reference.row import noise
 from specdec_kernels.triton import launch
 from specdec_kernels.triton.row import noise as triton_noise
 
-ROOT = Path(__file__).parents[2]
-
-AHEAD_OF_TIME = ROOT / "tests/device/triton_aot.py"
+AHEAD_OF_TIME = Path(__file__).parents[2] / "tests/device/triton_aot.py"
 FILTERS = {"top_k": 40, "top_p": 0.9}
 
 

@@ -36,8 +36,6 @@ from transformers import GenerationConfig
 
 import specdec_kernels as kernels
 
-ROOT = Path(__file__).parents[2]
-
 pytestmark = pytest.mark.quick
 
 TINY = hf_models.tiny("llama")
@@ -272,7 +270,7 @@ def test_a_message_prints_a_large_value_by_its_type_and_size(kind):
         assert str(raised.value).endswith(f", got {text}")
 
 
-PAGE = ROOT / "docs" / "loop.md"
+PAGE = Path(__file__).parents[2] / "docs" / "loop.md"
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not here")

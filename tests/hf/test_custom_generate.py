@@ -24,9 +24,7 @@ from transformers import (
     pipeline,
 )
 
-ROOT = Path(__file__).parents[2]
-
-HUB = ROOT / "examples" / "hub"
+HUB = Path(__file__).parents[2] / "examples" / "hub"
 ENTRIES = ["object", "folder"]
 NEW = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
 TOKENIZER = cli_models.tokenizer()

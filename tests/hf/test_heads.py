@@ -28,9 +28,7 @@ from specdec_papers.peagle import save_peagle
 from support import drafter_proof, hf_models
 from support.drafter_proof import begun, history_of, propose, with_states
 
-ROOT = Path(__file__).parents[2]
-
-PAGE = ROOT / "docs" / "heads.md"
+PAGE = Path(__file__).parents[2] / "docs" / "heads.md"
 NONE: dict[str, Any] = {}
 
 

@@ -15,9 +15,9 @@ import transformers
 from specdec_hf import requirements
 from support.cli_models import environment, one_line_error
 
-ROOT = Path(__file__).parents[2]
-
-(STATED,) = re.findall(r"^hf = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)
+(STATED,) = re.findall(
+    r"^hf = \[(.*)\]$", (Path(__file__).parents[2] / "pyproject.toml").read_text(), re.M
+)
 EXTRA = re.findall(r'"(.*?)"', STATED)  # the one list of what `hf` requires
 NAMES = [re.split(r"\W", requirement)[0] for requirement in EXTRA]
 LINE = "specdec_hf needs packages of specdec-kernels[hf] that are not installed: pip install "

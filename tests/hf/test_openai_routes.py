@@ -10,8 +10,6 @@ import torch
 from specdec_hf.request.sampling import sequence_seeds
 from support.text_server import MODEL, NAME, TOKENIZER, Server, alone, serving
 
-ROOT = Path(__file__).parents[2]
-
 pytestmark = pytest.mark.server
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -152,7 +150,7 @@ def test_the_length_that_is_not_given(server):
 @pytest.fixture
 def programs():
     """The programs that docs/server.md prints: of two clients and of a server."""
-    page = ROOT / "docs/server.md"
+    page = Path(__file__).parents[2] / "docs/server.md"
     if not page.is_file():
         pytest.skip("the documents are not beside the tests")
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)

@@ -25,8 +25,6 @@ from support.text_server import (
     until,
 )
 
-ROOT = Path(__file__).parents[2]
-
 pytestmark = pytest.mark.server
 
 GENERATE, COMPLETE, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
@@ -261,7 +259,7 @@ def test_the_command_tells_the_server_whom_to_take(folder, monkeypatch):
 
 
 def test_the_defaults_are_those_of_the_page():
-    page = (ROOT / "docs" / "server.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
     stated = dict(re.findall(r"^\| `--([\w-]+)` \| (\d+) \|", page, re.M))
     assert len(stated) == 4
     parameters = inspect.signature(serve).parameters

@@ -16,8 +16,6 @@ from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.shipped import Sample, agreement_of
 from support import hf_models
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def target():
@@ -70,7 +68,7 @@ def test_what_is_shipped_is_small_and_made_by_the_command_of_the_page():
     assert (folder / "model.safetensors").stat().st_size <= 12_000_000
     assert shipped.target_name(folder) == EMBEDDED_NAME == "SmolLM2-135M-Instruct (Q4_1)"
     (command,) = re.findall(r"Command: `(.*)`", (folder / "README.md").read_text())
-    page = (ROOT / "docs" / "heads.md").read_text().replace(" \\\n  ", " ")
+    page = (Path(__file__).parents[2] / "docs" / "heads.md").read_text().replace(" \\\n  ", " ")
     assert f"\n{command}\n" in page
 
 

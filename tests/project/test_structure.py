@@ -399,6 +399,14 @@ def test_what_exceeds_a_limit_of_the_loop_is_found():
     assert {"specdec_hf.loop.rounds", "specdec_hf.options"} <= {*closure("specdec_hf.api")}
 
 
+@pytest.mark.parametrize("room", ["drafters", "drafting", "extras", "loop", "request", "schedules"])
+def test_what_the_loop_makes_is_on_a_device_that_it_names(room):
+    for path in (ROOT / "python/specdec_hf" / room).glob("*.py"):
+        for call in (n for n in ast.walk(parsed(path.read_text())) if isinstance(n, ast.Call)):
+            if re.fullmatch(r"torch\.(arange|full|ones|tensor|zeros)", ast.unparse(call.func)):
+                assert {None, "device"} & {one.arg for one in call.keywords}, ast.unparse(call)
+
+
 # The table of ops says in which room and file an op is; see _library.OPS.
 TRITON_ONLY = ("tree.layout", "tree.expand_tree")  # on CUDA devices
 

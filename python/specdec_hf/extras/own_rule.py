@@ -181,8 +181,8 @@ class Verifier:
         """Draw the last tokens as the other rules do, by the noise of their positions."""
         device = following.device
         counts = torch.tensor([len(path) for path in paths], device=device)
-        path = torch.tensor([[*nodes, *[-1] * (depth - len(nodes))] for nodes in paths])
-        path = path.to(device, torch.int64)
+        padded = [[*nodes, *[-1] * (depth - len(nodes))] for nodes in paths]
+        path = torch.tensor(padded, dtype=torch.int64, device=device)
         last = verify_chain(
             following[:, None].float(), tree.tokens[:, :0], kind="probs", rule="token",
             temperature=(rows.temperature > 0).float(), seeds=seeds, positions=positions + counts,

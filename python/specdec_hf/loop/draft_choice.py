@@ -25,7 +25,14 @@ from specdec_hf.options import (
 )
 from specdec_hf.request.call import Assistant, Call
 from specdec_hf.request.inputs import is_language_model
-from specdec_hf.rules import CUSTOM_RULE, GREEDY_WITHOUT_SAMPLING, LOSSY_RULES, check_takes, is_lossy, name_of
+from specdec_hf.rules import (
+    CUSTOM_RULE,
+    GREEDY_WITHOUT_SAMPLING,
+    LOSSY_RULES,
+    check_takes,
+    is_lossy,
+    name_of,
+)
 from specdec_hf.schedules.base import Schedule
 
 
