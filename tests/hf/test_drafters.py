@@ -158,6 +158,7 @@ WRONG = {
     "got 'Ngram:2'; did you mean 'ngram'?": {"drafter": "Ngram:2"},
     "'heuristik'; did you mean 'heuristic'?": {"num_assistant_tokens_schedule": "heuristik"},
     "got 'blocks'; did you mean 'block'?": {"rule": "blocks"},
+    "gama is no argument of generate; did you mean 'gamma'": {"gama": 3},
     "must be a TrieTree or None with drafter pairs": {"drafter": Trees(), "tree": (2, 1)},
     "num_assistant_tokens must not be given with a drafter": {"drafter": Trees(), "gamma": 3},
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,8 @@ from transformers import (
 )
 from transformers.cache_utils import Cache
 
-from specdec_hf.arguments import PARAMETERS
+from specdec_hf.arguments import PARAMETERS, did_you_mean
+from specdec_hf.options import Options
 from specdec_hf.request.call import Call
 from specdec_hf.request.inputs import REFUSED, check_prompts, check_tensor, one_of
 from specdec_hf.request.reader import Withheld, read_call
@@ -99,7 +101,16 @@ def prepare_call(
     def read(_: Any, input_ids: Any, inputs_tensor: Any = None, **model_kwargs: Any) -> Call:
         return read_call(model, input_ids, withheld, inputs_tensor=inputs_tensor, **model_kwargs)
 
-    call: Call = class_generate(model)(generation_config=config, custom_generate=read, **arguments)
+    try:
+        call: Call = class_generate(model)(
+            generation_config=config, custom_generate=read, **arguments
+        )
+    except ValueError as error:
+        for name in others:
+            hint = did_you_mean(name, [option.name for option in fields(Options)])
+            if hint and repr(name) in str(error):
+                raise ValueError(f"{name} is no argument of generate{hint}") from error
+        raise
     return call
 
 
