@@ -29,7 +29,7 @@ from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_hf.heads.shipped import shipped_heads
 from specdec_lab.analysis.replay import Text, write_text
 from specdec_lab.bench.configs import first_of_each_category
-from specdec_lab.training.unrolled import Batch, acceptance_of, unroll
+from specdec_lab.training.unrolled import TrainingBatch, acceptance_of, unroll
 
 STEPS = 5  # drafts of the longest chain
 GAMMAS = (1, 3, 5)
@@ -94,7 +94,7 @@ def count(head: Eagle3Head, model: Any, text: Text, out: Any) -> HeadCounts:
     ids = torch.from_numpy(text.tokens)[None]
     layers = head.config.on(len(out.hidden_states) - 1).layers
     head.borrow(model)
-    batch = Batch(
+    batch = TrainingBatch(
         ids, model.get_input_embeddings()(ids).float(),
         torch.cat([out.hidden_states[n] for n in layers], dim=-1).float(),
         out.last_hidden_state.float(), torch.tensor([ids.shape[1]]), torch.tensor([text.begin]),

@@ -133,23 +133,14 @@ def check_drafter(
         raise ValueError("drafter must be given, got None")
     model = _without_processors(model)
     prompt = _prompt(model) if input_ids is None else input_ids
-    options: dict[str, Any] = {
-        "tree": tree,
-        "num_assistant_tokens": num_assistant_tokens,
-        "guard": False,
-        "max_new_tokens": max_new_tokens,
-    }
-    check = DrafterCheck(resolved.name)
-    check.findings.append(_check_greedy(drafter, model, prompt, options))
+    options: dict[str, Any] = {"tree": tree, "num_assistant_tokens": num_assistant_tokens}
+    options |= {"guard": False, "max_new_tokens": max_new_tokens}
+    check = DrafterCheck(resolved.name, [_check_greedy(drafter, model, prompt, options)])
     for rule in rules_of(resolved) if rules is None else rules:
         for temperature in TEMPERATURES if rule != "greedy" else ():
-            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-            run = _Run(drafter, model, prompt, {**options, **sampling, "rule": rule}, resolved)
+            run = _Run(drafter, resolved, model, prompt, options, rule, temperature)
             run.generate(samples, seed)
-            where = f"rule {rule}, temperature {temperature}"
-            check.findings.append(_finding(f"text, {where}", run.text))
-            if run.drafts:
-                check.findings.append(_finding(f"drafts, {where}", np.concatenate(run.drafts)))
+            check.findings += run.findings()
             check.notes += [note for note in run.notes if note not in check.notes]
     return check
 
@@ -187,10 +178,12 @@ class _Run:
     """Texts under one rule and temperature, and the PIT values of their tokens and drafts."""
 
     def __init__(
-        self, drafter: Any, model: Any, prompt: torch.Tensor, options: dict[str, Any],
-        resolved: Drafter,
+        self, drafter: Any, resolved: Drafter, model: Any, prompt: torch.Tensor,
+        options: dict[str, Any], rule: str, temperature: float,
     ) -> None:  # fmt: skip
-        self.model, self.prompt, self.options = model, prompt, options
+        self.model, self.prompt, self.rule, self.temperature = model, prompt, rule, temperature
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        self.options = {**options, **sampling, "rule": rule}
         self.trees = drafts_trees(resolved)
         self.drafter = drafter if self.trees else resolved
         self.drafts: list[NDArray[np.float64]] = []
@@ -200,10 +193,15 @@ class _Run:
 
     def generate(self, samples: int, seed: int) -> None:
         """Generate the texts."""
-        if not self.trees and reads_draft(self.options["rule"]):
-            self._generate(_recorded(self.drafter, self.record), samples, seed)
-        else:
-            self._generate(self.drafter, samples, seed)
+        recorded = not self.trees and reads_draft(self.rule)
+        drafter = _recorded(self.drafter, self.record) if recorded else self.drafter
+        self._generate(drafter, samples, seed)
+
+    def findings(self) -> list[Finding]:
+        """The tests of the texts, and of the drafts where those were recorded."""
+        where = f"rule {self.rule}, temperature {self.temperature}"
+        drafts = [_finding(f"drafts, {where}", np.concatenate(self.drafts))] if self.drafts else []
+        return [_finding(f"text, {where}", self.text), *drafts]
 
     def _generate(self, drafter: Any, samples: int, seed: int) -> None:
         pit_values = []
@@ -222,7 +220,7 @@ class _Run:
             self.notes += [note for note in out.stats.notes if "drafter" in note]
             with torch.inference_mode():
                 logits = self.model(out.sequences).logits[:, prompts.shape[1] - 1 : -1]
-            rows = torch.softmax(logits.double() / self.options["temperature"], dim=-1)
+            rows = torch.softmax(logits.double() / self.temperature, dim=-1)
             new = slice(prompts.shape[1], None)
             found = self.pit_values(rows, out.sequences[:, new])
             pit_values.append(found[out.attention_mask[:, new].bool().cpu()])
@@ -245,7 +243,7 @@ class _Run:
         assert drawn is not None
         assert draft.counts is not None
         survive = drawn.logits >= drawn.threshold[..., None]
-        scaled = drawn.logits.double() / self.options["temperature"]
+        scaled = drawn.logits.double() / self.temperature
         rows = (scaled - drawn.logsumexp[..., None]).exp().masked_fill(~survive, 0.0)
         tokens = draft.tokens.to(rows.device)
         counted = np.arange(tokens.shape[1]) < draft.counts[:, None]

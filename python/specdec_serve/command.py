@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import importlib.util
 import re
 import socket
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ from specdec_hf.cli.interrupt import is_interruption
 from specdec_hf.cli.options import LIMIT, at_least, must_be, one_of, option
 from specdec_hf.cli.run import load_models, make_decoder, progress_bar
 from specdec_hf.cli.terminal import FAILED, console, fail, visible
-from specdec_hf.requirements import install_command
 from specdec_hf.rules import LOSSY_RULES
 
 OF_REQUESTS = (
@@ -27,6 +27,8 @@ OF_REQUESTS = (
     "rule", "ablate", *(name for names in LOSSY_RULES.values() for name in names),
 )  # fmt: skip
 
+# Of the extra "server", beside those of "hf", without which no command begins.
+PACKAGES = ("fastapi", "pydantic", "uvicorn")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")  # of Uvicorn, but for trace
 FREE_PORTS = 9  # that are tried for one that all addresses have free
 ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # an address that the machine does not have
@@ -94,8 +96,7 @@ def serve(
 
     Ctrl-C ends.
     """
-    settings = replace(settings, rule="match", sampling={"temperature": 1.0})
-    sources = check(settings)
+    settings, sources = check(replace(settings, rule="match", sampling={"temperature": 1.0}))
     _check_packages()
     with ExitStack() as stack:
         listeners = [stack.enter_context(one) for one in _listening(host, port)]
@@ -130,11 +131,9 @@ def serve(
 
 
 def _check_packages() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        command = install_command("server", error.name) or str(error)
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        command = f"pip install {' '.join(missing)}"
         fail(f"serve needs packages of specdec-kernels[server]: {command}", FAILED)
 
 

@@ -104,7 +104,7 @@ class Body(BaseModel, extra="forbid", strict=True):
         return {name: values[name] for name in (*cls.model_fields, other) if name in values}
 
 
-class Sampling(Body):
+class SamplingFields(Body):
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # 0 is greedy
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -113,10 +113,10 @@ class Sampling(Body):
 
     def sampling(self) -> dict[str, Any]:
         """The arguments of `BatchQueue.submit`."""
-        return {name: getattr(self, name) for name in Sampling.model_fields}
+        return {name: getattr(self, name) for name in SamplingFields.model_fields}
 
 
-class GenerateParameters(Sampling):
+class GenerateParameters(SamplingFields):
     """Without a parameter of sampling a text is greedy, as in text-generation-inference."""
 
     do_sample: bool = False
@@ -136,7 +136,7 @@ class GenerateParameters(Sampling):
     @property
     def samples(self) -> bool:
         """Whether anything says so."""
-        neutral = Sampling().sampling() | {"seed": self.seed}
+        neutral = SamplingFields().sampling() | {"seed": self.seed}
         return self.do_sample or super().sampling() != neutral
 
     def sampling(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class StreamOptions(Body):
     include_obfuscation: bool = False  # there is no padding to leave out
 
 
-class OpenAIRequest(Sampling):
+class OpenAIRequest(SamplingFields):
     """The fields that both routes of OpenAI's API share, those of vLLM included."""
 
     model: str = ""

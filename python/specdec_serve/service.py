@@ -19,7 +19,7 @@ from specdec_hf.runner.protocol import context_length
 from specdec_serve.batch_queue import BatchQueue, QueuedSequence
 from specdec_serve.encoder import Encoder, Prompt
 from specdec_serve.faults import Fault
-from specdec_serve.fields import Sampling
+from specdec_serve.fields import SamplingFields
 from specdec_serve.growing_text import GrowingText, Piece
 
 
@@ -74,7 +74,7 @@ class Service:
         fields: tuple[str, str],
         prompts: Sequence[Prompt],
         length: tuple[int | None, int],
-        asked: Sampling,
+        asked: SamplingFields,
         num_top_logprobs: int | None = None,
         stop: Sequence[str] = (),
     ) -> AsyncIterator[list[QueuedSequence]]:
@@ -238,5 +238,5 @@ def _in_words_of(fields: tuple[str, str], error: ValueError) -> Fault:
     long = first == "input_ids" and "tokens, the model" in message
     long = long and not message.endswith("got 0")
     code = "context_length_exceeded" if long else None
-    param = names.get(first, first if first in Sampling.model_fields else None)
+    param = names.get(first, first if first in SamplingFields.model_fields else None)
     return Fault(400, message, param=param, code=code)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.heads.eagle3.files import save_head
@@ -19,7 +18,7 @@ from specdec_hf.schedules.costs import MonotoneCost
 from specdec_lab.bench import configs as bench_configs
 from specdec_lab.bench import efficiency, results, summary
 from specdec_lab.bench import runs as bench_runs
-from specdec_lab.bench.runs import WITHOUT, Answer, Batch, Config, Turns
+from specdec_lab.bench.runs import WITHOUT, Config, PromptBatch, TimedAnswer, Turns
 from support import cli_models, hf_models
 from support.cli_models import masked, reported, succeed
 from support.hf_models import head_for
@@ -190,14 +189,14 @@ def measured(monkeypatch, seconds, accepted):
     def answer(model, config, batch, arguments):
         calls.append(config.name)
         took, text = seconds[config.name], [1, 2 + (config.name == GENERATE)]
-        return Answer(
+        return TimedAnswer(
             batch.prompts, batch.category, [text], took, [took], drafted=2,
             accepted=accepted if config.name == "fast" else 0,
         )  # fmt: skip
 
     monkeypatch.setattr(bench_runs, "_answer", answer)
     monkeypatch.setattr(bench_runs, "_generate", lambda *_: None)
-    prompts = [Batch([str(n)], "ab"[n % 2], {"input_ids": torch.ones(1, 2)}) for n in range(6)]
+    prompts = [PromptBatch([str(n)], "ab"[n % 2], hf_models.prompts((2,))) for n in range(6)]
     loaded, arguments = SimpleNamespace(model=None), {"max_new_tokens": 2}
     without = Config(WITHOUT, SpeculativeDecoder(None), without_drafts=True, reference=True)
     configs = [Config(GENERATE), without, Config("fast", SpeculativeDecoder())]
@@ -281,9 +280,10 @@ def curve(verify=VERIFY):
 def test_the_bound_is_theorem_3_8_and_the_efficiency_what_the_loop_leaves_of_it():
     """Of a drafter whose drafts are all accepted, in ten rounds after the prompt's."""
     seconds, text = 10 * (DRAFT + VERIFY + HOST), [list(range(51))]
-    mine = Answer(["p"], "", text, 1 + seconds, [1.0], 50, seconds, rounds=11)
+    mine = TimedAnswer(["p"], "", text, 1 + seconds, [1.0], 50, seconds, rounds=11)
     mine.stats = statistics()
-    turns = {"drafter": [Turns(mine, Answer(["p"], "", text, 6.0, [6.0], 50, 50 * STEP), ["pm"])]}
+    other = TimedAnswer(["p"], "", text, 6.0, [6.0], 50, 50 * STEP)
+    turns = {"drafter": [Turns(mine, other, ["pm"])]}
     for verify, flagged in ((VERIFY, False), (2 * VERIFY, True)):
         rows = summary.rows_of(
             [Config(GENERATE), Config("drafter")], turns, curve(verify), sampled=False
@@ -298,8 +298,8 @@ def test_the_bound_is_theorem_3_8_and_the_efficiency_what_the_loop_leaves_of_it(
 @pytest.mark.parametrize(("runs", "flagged"), [(3, False), (4, True)])
 def test_a_ratio_that_depends_on_who_comes_first_is_flagged_after_four_runs_of_each(runs, flagged):
     text, orders = [[1, 2]], ["pm"] * runs + ["mp"] * runs
-    mine = Answer(["p"], "", text, 1.0, [1.0] * 2 * runs)
-    other = Answer(["p"], "", text, 1.5, [2.0] * runs + [1.0] * runs)
+    mine = TimedAnswer(["p"], "", text, 1.0, [1.0] * 2 * runs)
+    other = TimedAnswer(["p"], "", text, 1.5, [2.0] * runs + [1.0] * runs)
     found = summary.faults([Turns(mine, other, orders)])
     says = "the ratio over model.generate depends on which of the two comes first, 2.00 times"
     assert found == [f"unfair: {says}"] * flagged
@@ -331,7 +331,7 @@ def test_the_curve_of_bare_forwards_begins_at_the_step_of_plain_decoding():
     model, left_out = hf_models.tiny("llama"), {}
     plain = hf_models.decode(model, (9, 4)).stats
     drafted = hf_models.decode(model, (9, 4), drafter=hf_models.perturbed("llama")).stats
-    batches = [Batch(["a", "b"], "", hf_models.prompts((9, 4)))]
+    batches = [PromptBatch(["a", "b"], "", hf_models.prompts((9, 4)))]
     costs = results._forward_costs(
         SimpleNamespace(model=model), batches, [plain, drafted], left_out, in_rounds=False
     )

@@ -1,7 +1,6 @@
 """The command ``chat``: several turns, whose cache is kept where that is exact, and commands."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -86,14 +85,14 @@ def test_a_stopped_answer_is_a_part_of_the_conversation(conversation, monkeypatc
     def interrupted(pieces, step):
         seen.append(feed(pieces, step))
         if len(seen) == 3:
-            monkeypatch.setattr(interrupt.State, "seen", True)
+            monkeypatch.setattr(interrupt.InterruptState, "seen", True)
             raise RuntimeError  # a library made it of the interruption
         return seen[-1]
 
     monkeypatch.setattr(PieceStream, "feed", interrupted)
     monkeypatch.setattr(chat, "read_messages", lambda interactive: iter(["Go on", "And now?"]))
     assert not chat._talk(conversation, interactive=True)  # nothing failed
-    assert not interrupt.State.seen
+    assert not interrupt.InterruptState.seen
     said = [message["content"] for message in conversation.messages]
     assert said[2:5:2] == ["Go on", "And now?"]
     shown = [piece for pieces in seen[:3] for piece, kind in pieces if kind != "rejected"]
@@ -163,8 +162,8 @@ def drafting(folder):
     given = Settings(
         model=str(folder), drafter=["layers:1"], max_new_tokens=12, guard="off", seed=4
     )
-    settings = replace(given, sampling=dict(given.sampling))
-    loaded = load(settings, check(settings), lambda text: None)
+    settings, sources = check(given)
+    loaded = load(settings, sources, lambda text: None)
     decoder = make_decoder(settings, loaded.drafter, loaded.tokenizer)
     return Conversation(loaded, decoder, settings, View(), given)
 

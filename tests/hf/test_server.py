@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from specdec_hf.cli.interrupt import State
+from specdec_hf.cli.interrupt import InterruptState
 from specdec_serve.command import _listening, serve
 from support.cli_models import invoke, one_line_error, succeed, write_encoder_decoder
 from support.text_server import (
@@ -314,7 +314,7 @@ def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, mon
 
 def test_an_interruption_has_the_exit_code_of_all_commands(folder, monkeypatch):
     def interrupted(*_, **__):
-        monkeypatch.setattr(State, "seen", True)  # as the handler of the command line does
+        monkeypatch.setattr(InterruptState, "seen", True)  # as the handler of the command line does
         raise KeyboardInterrupt
 
     for owner, name in ((BatchQueue, "warm_up"), (Server, "run")):
@@ -329,12 +329,10 @@ def test_an_encoder_decoder_and_a_missing_package_get_one_line(folder, tmp_path,
     encoder = write_encoder_decoder(tmp_path / "t5")
     line = one_line_error("serve", "--model", encoder, "--port", 0)
     assert line == "error: --model: serve takes causal language models, got an encoder-decoder"
-    for name in ("uvicorn", "fastapi"):
-        with monkeypatch.context() as patched:
-            patched.setitem(sys.modules, name, None)
-            line = one_line_error("serve", "--model", folder, "--port", 0, code=1)
-        assert line.startswith("error: serve needs packages of specdec-kernels[server]: ")
-        assert name in line
+    for name in ("fastapi", "uvicorn"):
+        monkeypatch.setitem(sys.modules, name, None)
+    line = one_line_error("serve", "--model", folder, "--port", 0, code=1)
+    assert line.endswith(" specdec-kernels[server]: pip install fastapi uvicorn")
 
 
 OUR_KEY, SECRET = "Mine-1~", "do not tell"

@@ -16,7 +16,7 @@ from specdec_lab.training import pipeline
 from specdec_lab.training.conversations import (
     ANSWERS,
     ChatFormat,
-    Conversation,
+    TrainingText,
     answer_sampling,
     converse,
 )
@@ -28,7 +28,6 @@ from specdec_lab.training.pipeline import Pipeline, Progress
 from specdec_lab.training.settings import LOSSES, TrainingSettings
 from specdec_lab.training.states import check_output
 from specdec_lab.training.texts import cut_texts, is_held_out, read_conversations
-from specdec_lab.training.train import Recipe
 from specdec_lab.training.unrolled import acceptance_of, covered_by, loss_of, unroll
 from support import hf_models
 from support.cli_models import END, tokenizer
@@ -253,16 +252,17 @@ def test_half_of_the_minutes_are_for_texts_and_the_others_for_training(
     def converse(*_, numbers, stop, **__):
         for number in numbers:
             now[0] += 60
-            yield Conversation(number, [1, 2, 3, 4, 5, 6], 3)
+            yield TrainingText(number, [1, 2, 3, 4, 5, 6], 3)
             if stop(0):
                 return
 
     def train(*given, minutes, **_):
-        (recipe,) = (one for one in given if isinstance(one, Recipe))
+        recipe = given[5]
         asked.append((recipe.autocast, recipe.measure_every, round(minutes)))
+        return SimpleNamespace(run=lambda: None)
 
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    for name, fake in (("converse", converse), ("train", train), ("time", clock)):
+    for name, fake in (("converse", converse), ("Trainer", train), ("time", clock)):
         monkeypatch.setattr(pipeline, name, fake)
     model, settings = copy.deepcopy(target).to(dtype), dataclasses.replace(SMALL, steps=12)
     for _ in range(2):
@@ -381,7 +381,7 @@ def test_a_text_does_not_depend_on_those_written_beside_it(target):
 
 
 def test_what_is_held_out_has_answers_of_all_kinds():
-    held_out = [n for n in range(80) if is_held_out(Conversation(n, [], 0))]
+    held_out = [n for n in range(80) if is_held_out(TrainingText(n, [], 0))]
     assert {answer_sampling(number) for number in held_out} == set(ANSWERS)
 
 

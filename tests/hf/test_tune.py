@@ -11,7 +11,7 @@ import torch
 from specdec_hf import TrieTree, generate
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.weights import load_folder
-from specdec_lab.bench.runs import Answer, Turns
+from specdec_lab.bench.runs import TimedAnswer, Turns
 from specdec_lab.tune import candidates as tuned
 from specdec_lab.tune import search
 from support.cli_models import answered, invoke, says, succeed
@@ -60,7 +60,7 @@ CALLS = {  # what differs from the default -> options of the call, words of the 
     ),
     "a schedule": (
         {"drafter": ["layers:1"], "num_assistant_tokens_schedule": "egag"},
-        "drafter='layers:1', num_assistant_tokens=7, num_assistant_tokens_schedule='egag'",
+        "drafter='layers:1', num_assistant_tokens=5, num_assistant_tokens_schedule='egag'",
         "--drafter layers:1 --num-assistant-tokens-schedule egag",
     ),
 }
@@ -71,7 +71,7 @@ CALLS = {  # what differs from the default -> options of the call, words of the 
 def test_a_candidate_prints_what_its_user_would_type(case, monkeypatch):
     monkeypatch.setattr("specdec_hf.cli.sources.embedded_gguf", lambda: "GGUF")
     given, call, command = CALLS[case]
-    one = tuned.Candidate(Settings(model="tiny", **given))
+    one = tuned.Candidate.of(Settings(model="tiny", **given))
     assert one.call == f"generate(model, **inputs, {call})"
     assert one.command == f"python -m specdec_hf generate --model tiny --prompt TEXT {command}"
 
@@ -85,7 +85,7 @@ SCHEDULES = {
 
 
 def candidate(drafter):
-    return tuned.Candidate(Settings(model="tiny", drafter=[drafter]))
+    return tuned.Candidate.of(Settings(model="tiny", drafter=[drafter]))
 
 
 @pytest.mark.usefixtures("home")
@@ -106,7 +106,7 @@ def test_half_of_the_trials_answer_again_while_more_are_left_than_are_asked_for(
         now.append(now[-1] + 10)
         for trial in alive:
             took = 1.0 + trials.index(trial)
-            mine = Answer(["p"], "", [[1, 2]], took, [took], 2, took)
+            mine = TimedAnswer(["p"], "", [[1, 2]], took, [took], 2, took)
             trial.add(len(asked), Turns(mine, mine, ["pwm"], mine))
 
     found = search.halve(trials, answer, 30, 1, lambda: now[-1])
@@ -118,7 +118,7 @@ def test_half_of_the_trials_answer_again_while_more_are_left_than_are_asked_for(
 @pytest.mark.parametrize(("batches", "ended"), [(4, "out of time"), (5, ""), (6, "")])
 def test_a_search_is_whole_once_its_finalists_have_answered_five_prompts(batches, ended):
     with_drafts, without = (
-        Answer(["p"], "", [[1, 2]], took, [took], 2, took, identical=True, rounds=1)
+        TimedAnswer(["p"], "", [[1, 2]], took, [took], 2, took, identical=True, rounds=1)
         for took in (1.0, 2.0)
     )
     turns, numbers = Turns(with_drafts, without, ["pwm"], without), iter(range(batches))

@@ -21,7 +21,7 @@ from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
 from specdec_lab.training.draft_model import DraftLlama, DraftModelConfig
-from specdec_lab.training.unrolled import Batch, loss_of, unroll
+from specdec_lab.training.unrolled import TrainingBatch, loss_of, unroll
 from specdec_papers.blockwise import BlockwiseHeads, save_blockwise
 from specdec_papers.eagle import EagleConfig, EagleHead, save_eagle
 from specdec_papers.exit_head import ExitConfig, ExitHead, save_exit
@@ -485,12 +485,12 @@ def rounds_of(
 
 
 @torch.no_grad()
-def text_batch(target: Any, layers: Sequence[int], tokens: list[int]) -> Batch:
+def text_batch(target: Any, layers: Sequence[int], tokens: list[int]) -> TrainingBatch:
     """A batch of one text, with the states that a head of some layers is trained on."""
     ids = torch.tensor([tokens])
     states = target(ids, output_hidden_states=True).hidden_states
     features = torch.cat([states[0][..., :0], *(states[layer] for layer in layers)], dim=-1)
-    return Batch(
+    return TrainingBatch(
         ids, target.get_input_embeddings()(ids), features, states[-1],
         torch.tensor([len(tokens)]), torch.tensor([0]),
     )  # fmt: skip

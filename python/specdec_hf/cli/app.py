@@ -24,8 +24,8 @@ from specdec_hf.cli.paths import check_json
 from specdec_hf.cli.prompts import (
     SHIPPED_PROMPTS,
     STANDARD_INPUT,
-    Prompt,
     PromptError,
+    Question,
     read_prompts,
     read_standard_input,
 )
@@ -199,7 +199,7 @@ def _answer(
     if prompt is not None:
         check_text("--prompt", prompt)
     check_json(json_file, prompts)
-    sources = check(settings)
+    settings, sources = check(settings)
     chosen = _read_prompt(prompt) if prompt is not None else read_prompts(prompts or "")
     run(chosen[:limit], settings, sources, view, json_file)
 
@@ -216,8 +216,7 @@ def check_command(
     A cache that does not fit would change the text, so the loop takes another one or refuses.
     Differences are those of logits, in units of their standard deviation.
     """
-    settings = Settings(model=model, dtype=dtype, device=device)
-    sources = check(settings)
+    settings, sources = check(Settings(model=model, dtype=dtype, device=device))
     with progress_bar() as say:
         loaded = load_models(settings, sources, say)
         from specdec_hf.model_check import check_model  # noqa: PLC0415
@@ -306,11 +305,11 @@ def _version() -> str:
         return specdec_kernels.__version__
 
 
-def _read_prompt(text: str) -> list[Prompt]:
+def _read_prompt(text: str) -> list[Question]:
     if text == STANDARD_INPUT:
         text = read_standard_input()
         check_text("standard input", text)
-    return [Prompt("", "", [text])]
+    return [Question("", "", [text])]
 
 
 def main() -> None:

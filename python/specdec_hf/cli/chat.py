@@ -8,7 +8,6 @@ import io
 import select
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -28,8 +27,7 @@ PASTE_SECONDS = 0.05  # within which the lines of a paste follow one another
 
 def chat(given: Settings, view: View) -> None:
     """Read messages from standard input until it ends, and answer each of them."""
-    settings = replace(given, sampling=dict(given.sampling))
-    sources = check(settings)
+    settings, sources = check(given)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     with progress_bar() as say:
         check_template = functools.partial(_check_template, settings, sources.model.title)

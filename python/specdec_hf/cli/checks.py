@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
@@ -15,7 +15,6 @@ from specdec_hf.arguments import PARAMETERS, check_value, did_you_mean
 from specdec_hf.cli import options
 from specdec_hf.cli.options import (
     CHAIN_RULES,
-    CLI_NUM_ASSISTANT_TOKENS,
     COPY_TREE_RULES,
     DEFAULT_DRAFTERS,
     LOSSY_TREE_RULES,
@@ -33,6 +32,7 @@ from specdec_hf.drafting.registry import AUTO, drafters, entry_named, entry_of, 
 from specdec_hf.model_paths import num_layers
 from specdec_hf.options import (
     COMMON,
+    DEFAULT_NUM_ASSISTANT_TOKENS,
     CommonOptions,
     resolve_num_assistant_tokens,
     rule_parameters,
@@ -54,9 +54,9 @@ NEUTRAL = {name: one.neutral for name, one in PARAMETERS.items() if name != "tem
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(CommonOptions):
-    """The options of a command that uses a model; `check` completes them.
+    """The options of a command that uses a model, in the words of the command line.
 
-    Those of the loop are in the words of the command line, and `check` makes their checks.
+    `check` refuses what is wrong, and returns complete ones.
     """
 
     model: options.ModelName = "embedded"
@@ -151,16 +151,10 @@ class Sources:
     drafters: list[Source | None]
 
 
-def complete(settings: Settings, **values: Any) -> None:
-    """Set what a command decides before it uses the settings."""
-    for name, value in values.items():
-        object.__setattr__(settings, name, value)
-
-
-def check(settings: Settings) -> Sources:
-    """Complete the settings, or refuse them; nothing of torch is loaded."""
-    complete(settings, drafter=settings.drafter or DEFAULT_DRAFTERS)
-    _check_sampling(settings)
+def check(settings: Settings) -> tuple[Settings, Sources]:
+    """The complete settings and the models that they name, or a refusal; torch is not loaded."""
+    sampling = _complete_sampling(settings.sampling)
+    settings = replace(settings, drafter=settings.drafter or DEFAULT_DRAFTERS, sampling=sampling)
     if settings.seed is not None and not -(2**63) <= settings.seed < 2**63:
         fail(f"--seed must be in [-2**63, 2**63), got {settings.seed}")
     check_choice("--guard", settings.guard, tuple(GUARDS))
@@ -169,13 +163,13 @@ def check(settings: Settings) -> Sources:
         if not settings.chat_template:
             fail("--system needs a chat template, but --no-chat-template is given")
     _check_values(settings)
-    _check_drafting(settings)
+    settings = _complete_drafting(settings)
     _check_abilities(settings)
     if settings.ablate is not None:
         _check_ablation(settings.ablate, settings)
     drafters = [_find_drafter(name) for name in settings.drafter]
     _check_rule(settings, drafters)
-    return Sources(find_model("--model", settings.model), drafters)
+    return settings, Sources(find_model("--model", settings.model), drafters)
 
 
 def _check_values(settings: Settings) -> None:
@@ -198,18 +192,18 @@ def _refusing(option: str = "") -> Iterator[None]:
         fail(f"{option}: {line}" if option and not line.startswith(option) else line)
 
 
-def _check_sampling(settings: Settings) -> None:
-    sampling = settings.sampling
-    check_sampling_value("temperature", sampling["temperature"])
-    for name, value in sampling.items():
-        if name != "temperature" and value is not None and not settings.do_sample:
+def _complete_sampling(given: dict[str, Any]) -> dict[str, Any]:
+    check_sampling_value("temperature", given["temperature"])
+    for name, value in given.items():
+        if name != "temperature" and value is not None and not given["temperature"] > 0:
             option = f"--{name.replace('_', '-')}"
             fail(f"{option} needs --temperature above 0: greedy decoding does not sample")
-    sampling |= {n: v for n, v in NEUTRAL.items() if sampling.get(n) is None}
+    sampling = {**given, **{n: v for n, v in NEUTRAL.items() if given.get(n) is None}}
     if not 0 <= sampling["top_k"] < 2**31:
         fail(f"--top-k must be in [0, 2**31), got {sampling['top_k']}")
     for name in ("top_p", "min_p"):
         check_sampling_value(name, sampling[name])
+    return sampling
 
 
 def check_sampling_value(name: str, value: float) -> None:
@@ -218,11 +212,11 @@ def check_sampling_value(name: str, value: float) -> None:
         check_value(name, value)
 
 
-def _check_drafting(settings: Settings) -> None:
+def _complete_drafting(settings: Settings) -> Settings:
     cascade = parse_cascade(settings)
     drafts, several = settings.num_assistant_tokens, len(settings.drafter) > 1 and not cascade
     schedule = settings.num_assistant_tokens_schedule
-    complete(settings, tree=parse_branching(settings.tree))
+    settings = replace(settings, tree=parse_branching(settings.tree))
     if several and "none" in settings.drafter:
         fail(f"--drafter none must be the only one, got {', '.join(settings.drafter)}")
     if drafts == 0:
@@ -256,11 +250,12 @@ def _check_drafting(settings: Settings) -> None:
     if several:
         if settings.tree is not None:
             fail("--tree must not be given with several --drafter, whose drafts become one tree")
-        depth = drafts or CLI_NUM_ASSISTANT_TOKENS
+        depth = drafts or DEFAULT_NUM_ASSISTANT_TOKENS
         tree = TrieTree(TREE_CHAINS, depth, max(TREE_NODES, depth))
-        complete(settings, tree=tree, num_assistant_tokens=None)
-    elif settings.tree is None and drafts is None and (not own_tree or chains_of_auto(settings)):
-        complete(settings, num_assistant_tokens=CLI_NUM_ASSISTANT_TOKENS)
+        return replace(settings, tree=tree, num_assistant_tokens=None)
+    if settings.tree is None and drafts is None and (not own_tree or chains_of_auto(settings)):
+        return replace(settings, num_assistant_tokens=DEFAULT_NUM_ASSISTANT_TOKENS)
+    return settings
 
 
 def parse_cascade(settings: Settings) -> tuple[str, tuple[int, ...]] | None:

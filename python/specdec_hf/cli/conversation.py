@@ -112,8 +112,7 @@ class Conversation:
             ValueError: they do not fit the drafter.
         """
         given = replace(self.given, **values)
-        settings = replace(given, sampling=dict(given.sampling))
-        check(settings)
+        settings, _ = check(given)
         decoder = make_decoder(settings, self.loaded.drafter, self.loaded.tokenizer)
         self.given, self.settings, self.decoder = given, settings, decoder
 
@@ -130,23 +129,16 @@ class Conversation:
             ValueError: the conversation is longer than the model's context; it is as before then.
             KeyboardInterrupt: Ctrl-C; the conversation goes on from the begun answer.
         """
-        from specdec_hf.cli.compare import Turn, plain_decoder, prompt_ids
-        from specdec_hf.cli.trace import PieceStream, marks_of, styled
+        from specdec_hf.cli.compare import Turn, prompt_ids
+        from specdec_hf.cli.trace import PieceStream
         from specdec_hf.loop.streaming import run_stream
         from specdec_hf.runner.protocol import CACHE_NAME, is_encoder_decoder
 
         messages = [*self.messages, {"role": "user", "content": text}]
         inputs = self._encode(messages)
         ids = inputs["input_ids"][0].tolist()
-        past = self.past if 0 < len(self.cached) < len(ids) else None
-        if ids[: len(self.cached)] != self.cached or not self.switches.cache:
-            past = None
-        decoder, self.explainer = self.decoder, None
-        if not self.switches.speculative:
-            decoder = plain_decoder(decoder, decoder.rule, decoder.seed)
-        if self.switches.debug:
-            self.explainer = make_explainer(self.loaded, inputs, self.settings)
-            decoder = replace(decoder, trace=self.explainer)
+        past = self.past if self._continues(ids) else None
+        decoder = self._decoder(inputs)
         began = time.perf_counter()
         stream = decoder.stream(
             self.loaded.model,
@@ -155,25 +147,9 @@ class Conversation:
             past_key_values=past,
             return_dict_in_generate=True,
         )
-        marks, drafts = marks_of(console), self.switches.drafts
         prompt = prompt_ids(self.loaded.model, inputs)
-        pieces = PieceStream(self.loaded.tokenizer, prompt, rejected=drafts)
-        wrap = WordWrap(console.width if console.is_terminal else None)
-
-        piped = self.piped
-
-        def write(piece: str, kind: Shown) -> None:
-            if piped:
-                console.write(f"\n{piece}" if self._gap else piece)
-                self._gap = False
-                return
-            text = wrap.feed(styled(piece, kind, marks) if drafts else Text(visible(piece)))
-            console.print(text, end="", soft_wrap=True)
-
-        def end() -> None:
-            console.print(wrap.rest(), soft_wrap=True)
-            self._gap = piped
-
+        pieces = PieceStream(self.loaded.tokenizer, prompt, rejected=self.switches.drafts)
+        writer = _Writer(marked=self.switches.drafts, piped=self.piped, gap=self._gap)
         unread = len(ids) - (0 if past is None else len(self.cached))
         try:
             with spinner(f"reading {unread:,} tokens") as is_read:
@@ -181,18 +157,18 @@ class Conversation:
                 def show(step: Step) -> None:
                     is_read()
                     for piece, kind in pieces.feed(step):
-                        write(piece, kind)
+                        writer.write(piece, kind)
 
                 steps, output = run_stream(stream, show)
         except BaseException as error:
             if interrupt.is_interruption(error):
                 stream.close()
-                end()
+                self._gap = writer.end()
                 self.past, self.cached = None, []  # the stream has changed the cache
                 self.messages = [*messages, _said(pieces.text)]
             raise
-        write(*pieces.rest())
-        end()
+        writer.write(*pieces.rest())
+        self._gap = writer.end()
         turn = Turn(len(ids), steps, output.stats, time.perf_counter() - began, prompt=prompt)
         if self.settings.do_sample:
             turn.seed = output.stats.seeds[0]
@@ -202,6 +178,23 @@ class Conversation:
             self.past, self.cached = None, []
         self.messages = [*messages, _said(pieces.text)]
         return turn
+
+    def _continues(self, ids: list[int]) -> bool:
+        """Whether the cache of the last answer holds the beginning of these tokens."""
+        known = len(self.cached)
+        return self.switches.cache and 0 < known < len(ids) and ids[:known] == self.cached
+
+    def _decoder(self, inputs: dict[str, Any]) -> SpeculativeDecoder:
+        """The decoder of the next answer, by the switches."""
+        from specdec_hf.cli.compare import plain_decoder
+
+        decoder, self.explainer = self.decoder, None
+        if not self.switches.speculative:
+            decoder = plain_decoder(decoder, decoder.rule, decoder.seed)
+        if self.switches.debug:
+            self.explainer = make_explainer(self.loaded, inputs, self.settings)
+            decoder = replace(decoder, trace=self.explainer)
+        return decoder
 
     def show_more(self, turn: Turn) -> None:
         """Print what is switched on: the decisions of the last answer, and other answers.
@@ -233,12 +226,11 @@ class Conversation:
     def _ngram_decoder(self) -> SpeculativeDecoder:
         """The decoder of ``/ngram``: chains by counted n-grams, with the settings they take."""
         lossless: dict[str, Any] = {name: None for x in LOSSY_RULES.values() for name in x}
-        settings = replace(
-            self.given, sampling=dict(self.given.sampling), drafter=[NGRAM], tree=None,
-            cascade=None, num_assistant_tokens_schedule=None, rule="auto", ablate=None,
-            **lossless,
+        given = replace(
+            self.given, drafter=[NGRAM], tree=None, cascade=None, ablate=None, rule="auto",
+            num_assistant_tokens_schedule=None, **lossless,
         )  # fmt: skip
-        check(settings)
+        settings, _ = check(given)
         return make_decoder(settings, NGRAM, self.loaded.tokenizer)
 
     def _encode(self, messages: list[dict[str, str]]) -> dict[str, Any]:
@@ -246,6 +238,37 @@ class Conversation:
             self.loaded.tokenizer, messages, self.loaded.model.device,
             template=self.settings.chat_template,
         )  # fmt: skip
+
+
+class _Writer:
+    """Prints an answer as it comes: as it is into a pipe, else in lines of the terminal's width.
+
+    Args:
+        marked: whether tokens are marked by their kinds.
+        piped: whether standard output gets answers alone.
+        gap: whether an empty line comes first there, between answers.
+    """
+
+    def __init__(self, *, marked: bool, piped: bool, gap: bool) -> None:
+        from specdec_hf.cli.trace import marks_of
+
+        self._marks, self._piped, self._gap = marks_of(console) if marked else None, piped, gap
+        self._wrap = WordWrap(console.width if console.is_terminal else None)
+
+    def write(self, piece: str, kind: Shown) -> None:
+        from specdec_hf.cli.trace import styled
+
+        if self._piped:
+            console.write(f"\n{piece}" if self._gap else piece)
+            self._gap = False
+            return
+        text = Text(visible(piece)) if self._marks is None else styled(piece, kind, self._marks)
+        console.print(self._wrap.feed(text), end="", soft_wrap=True)
+
+    def end(self) -> bool:
+        """End the last line; whether the next answer needs a gap."""
+        console.print(self._wrap.rest(), soft_wrap=True)
+        return self._piped
 
 
 def _said(text: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from specdec_hf.cli.explain import Explained, ExplainedTree, Explainer, Node
-from specdec_hf.cli.terminal import console, visible
+from specdec_hf.cli.terminal import Terminal, console, visible
 from specdec_hf.cli.trace import STYLES, Marks, Shown, marks_of, styled
 
 WIDEST_MASK = 48  # rows and columns of a mask that is drawn
@@ -26,7 +26,6 @@ ASCII_ATTENDS, ASCII_HIDDEN = "#."
 
 def print_decisions(explainer: Explainer) -> None:
     """Print every round of an answer."""
-    marks = marks_of(console)
     trees = {tree.round: tree for tree in explainer.trees}
     chains: list[tuple[int, Sequence[Explained]]] = []
     mask: list[list[bool]] = []
@@ -34,25 +33,28 @@ def print_decisions(explainer: Explainer) -> None:
         if number not in trees:
             chains.append((number, said))
             continue
-        _print_chains(chains, marks)
+        print_chains(chains)
         chains = []
         # The mask of a fixed shape is the same in every round.
-        print_tree(trees[number], marks, mask=trees[number].mask != mask)
+        print_tree(trees[number], mask=trees[number].mask != mask)
         mask = trees[number].mask
-    _print_chains(chains, marks)
+    print_chains(chains)
 
 
-def print_tree(tree: ExplainedTree, marks: Marks, *, mask: bool = True) -> None:
+def print_tree(tree: ExplainedTree, terminal: Terminal = console, *, mask: bool = True) -> None:
     """Print the tree of a round, and its mask beside it."""
-    parts: list[RenderableType] = [draw_tree(tree, marks)]
+    parts: list[RenderableType] = [draw_tree(tree, marks_of(terminal))]
     if mask:
-        parts.append(draw_mask(tree))
-    console.print(Columns(parts, padding=(0, 4)))
+        parts.append(draw_mask(tree, terminal))
+    terminal.print(Columns(parts, padding=(0, 4)))
 
 
-def _print_chains(rounds: Sequence[tuple[int, Sequence[Explained]]], marks: Marks) -> None:
+def print_chains(
+    rounds: Sequence[tuple[int, Sequence[Explained]]], terminal: Terminal = console
+) -> None:
+    """Print the decisions of rounds, which come with their numbers."""
     if rounds:
-        console.print(decision_table(rounds, marks))
+        terminal.print(decision_table(rounds, marks_of(terminal)))
 
 
 def decision_table(
@@ -106,12 +108,12 @@ def _node_line(n: int, node: Node, marks: Marks) -> Text:
     return line.append(f"  {said}, P {number(node.p)}{q}{accept}", style="dim")
 
 
-def draw_mask(tree: ExplainedTree) -> Text:
+def draw_mask(tree: ExplainedTree, terminal: Terminal) -> Text:
     """A row for the root and each node, and a column for each that it may attend to."""
     size = len(tree.nodes) + 1
     if size > WIDEST_MASK:
         return Text(f"mask of {size} rows, which is too wide to draw", style="dim")
-    utf = "utf" in console.encoding.lower()
+    utf = "utf" in terminal.encoding.lower()
     attends, hidden = (ATTENDS, HIDDEN) if utf else (ASCII_ATTENDS, ASCII_HIDDEN)
     lines = [
         f"{n:3} " + " ".join(attends if seen else hidden for seen in row)

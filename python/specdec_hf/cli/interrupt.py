@@ -18,7 +18,7 @@ EXIT = 130  # 128 + SIGINT, as shells report it
 LINE = b"error: interrupted\n"
 
 
-class State:
+class InterruptState:
     """Two flags that a signal handler shares with the program, so that the line is printed once."""
 
     seen = False
@@ -27,18 +27,18 @@ class State:
 
 def is_interruption(error: BaseException | None) -> bool:
     """Whether Ctrl-C caused an error, which a library may have turned into one of its own."""
-    return State.seen or isinstance(error, KeyboardInterrupt)
+    return InterruptState.seen or isinstance(error, KeyboardInterrupt)
 
 
 def forget() -> None:
     """Go on after an interruption that was dealt with."""
-    State.seen = False
+    InterruptState.seen = False
 
 
 def tell() -> None:
     """Print the line, once. Not through the console, which may hold a lock at this moment."""
-    if not State.told:
-        State.told = True
+    if not InterruptState.told:
+        InterruptState.told = True
         os.write(2, LINE)
 
 
@@ -60,9 +60,9 @@ def in_one_line() -> Iterator[None]:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    if State.seen:  # the first one is being dealt with, too slowly for the user
+    if InterruptState.seen:  # the first one is being dealt with, too slowly for the user
         _leave()
-    State.seen = True
+    InterruptState.seen = True
     raise KeyboardInterrupt
 
 
@@ -75,7 +75,7 @@ def _on_unraisable(error: Any) -> None:
 
 def _on_exit() -> None:
     """Where exec() was interrupted, Python would end by the signal, whatever the exit code."""
-    if State.told:
+    if InterruptState.told:
         sys.stdout.flush()
         os._exit(EXIT)
 

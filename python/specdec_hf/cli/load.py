@@ -18,22 +18,25 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from specdec_hf import plugins
-from specdec_hf.cli.checks import Settings, Sources, parse_cascade, refuse_drafter
+from specdec_hf.cli.checks import Settings, Sources, refuse_drafter
 from specdec_hf.cli.devices import find_device
+from specdec_hf.cli.named_drafters import (
+    check_cascaded,
+    make_cascade,
+    named_drafter,
+    own_tokenizer_of,
+    sampling_of_model,
+)
 from specdec_hf.cli.sources import Source
 from specdec_hf.cli.terminal import fail
 from specdec_hf.cli.weights import embedded_folder
-from specdec_hf.drafters.folders import as_drafter, other_tokenizer
-from specdec_hf.drafters.model import ModelDrafter, own_sampling
+from specdec_hf.drafters.folders import as_drafter
+from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
-from specdec_hf.drafting.drafter import Drafter
-from specdec_hf.drafting.parsed import parse_drafter, sampling_of
-from specdec_hf.drafting.registry import AUTO, entry_named, make_drafter
 from specdec_hf.model_files import load_config, load_model, load_tokenizer
 from specdec_hf.model_paths import MissingModelError
 from specdec_hf.runner.packed.model import pack_for_call
-from specdec_hf.runner.protocol import context_length, vocab_size_of
+from specdec_hf.runner.protocol import context_length
 
 Say = Callable[[str], None]
 
@@ -149,12 +152,12 @@ def _load(
         draft_path, draft_config = read_config(found, say, encoder_decoders=True)
         own_tokenizer = None
         if draft_path != path:
-            own_tokenizer = _own_tokenizer(settings, tokenizer, config, draft_path, draft_config)
+            own_tokenizer = own_tokenizer_of(settings, tokenizer, config, draft_path, draft_config)
         drafts.append((draft_path, own_tokenizer))
-    named = [_named_drafter(name, config, tokenizer, refuse) for name in settings.drafter]
+    named = [named_drafter(name, config, tokenizer, refuse) for name in settings.drafter]
     if settings.cascade is not None:
-        _check_cascaded(settings, named)
-    samplings = [_own_sampling(name) for name in settings.drafter]
+        check_cascaded(settings, named)
+    samplings = [sampling_of_model(name) for name in settings.drafter]
     check_tokenizer(tokenizer, config)
     say(f"loading {sources.model.title}")
     model = load_model(path, device=device, dtype=dtype, progress=say)
@@ -178,81 +181,8 @@ def _load(
                 pack_for_call(loaded)  # what it could not pack is said by the first answer
     levels: list[Any] = []
     if settings.cascade is not None:
-        levels, drafters = drafters, [_cascade(settings, model, tokenizer, drafters)]
+        levels, drafters = drafters, [make_cascade(settings, model, tokenizer, drafters)]
     return Loaded(model, tokenizer, drafters, sources.model.title, levels)
-
-
-def _check_cascaded(settings: Settings, named: list[Any]) -> None:
-    """Refuse what cannot take drafts back below the first drafter, where drafts may be rejected."""
-    for name, one in zip(settings.drafter[1:], named[1:], strict=True):
-        if isinstance(one, Drafter) and not one.rolling_back().rolls_back:
-            fail(
-                "--cascade needs models, prompt_lookup, random or ngram:FILE after the first "
-                f"--drafter, because others cannot take drafts back, got {name}"
-            )
-
-
-def _cascade(settings: Settings, model: Any, tokenizer: Any, drafters: list[Any]) -> Any:
-    """The cascade of ``--cascade``, whose drafters are loaded."""
-    parsed = parse_cascade(settings)
-    assert parsed is not None
-    kind, counts = parsed
-    for n, one in enumerate(drafters):
-        if isinstance(one, Drafter):
-            drafters[n] = one.rolling_back()
-            drafters[n].check_tokenizer(tokenizer)
-    try:
-        if kind == "horizontal":
-            return plugins.load("horizontal_cascade")(drafters, counts)
-        models = [_model_of(one, model) for one in drafters[:-1]]
-        last = drafters[-1]
-        for one in reversed(models):
-            last = plugins.load("vertical_cascade")(one, last)
-        return last
-    except (TypeError, ValueError) as error:
-        fail(f"--cascade {kind}: {error}")
-
-
-def _model_of(drafter: Any, target: Any) -> Any:
-    """The model that a draft model of a vertical cascade is."""
-    if isinstance(drafter, ModelDrafter) and drafter.sampling:
-        fail(
-            f"--cascade vertical: {', '.join(drafter.sampling)} of a model must not be given, "
-            "because the models of a vertical cascade draft with the call's"
-        )
-    if isinstance(drafter, Drafter):
-        drafter = drafter.for_target(target)
-    return drafter.model if isinstance(drafter, ModelDrafter) else drafter
-
-
-def _named_drafter(
-    name: str, config: Any, tokenizer: Any, refuse: Callable[[str, str], None]
-) -> Any:
-    """The drafter of a checked name; None for none, for models and where it is refused.
-
-    "auto" remains a name: the loop chooses call by call.
-    """
-    if name == AUTO:
-        return name
-    try:
-        drafter = make_drafter(name)
-        if drafter is not None:
-            drafter.check_config(config)
-            drafter.check_tokenizer(tokenizer)
-        return drafter
-    except (OSError, ValueError) as error:
-        refuse(name, str(error).removeprefix(f"drafter {name!r}: "))
-        return None
-
-
-def _own_sampling(name: str) -> dict[str, Any]:
-    """The sampling parameters that follow the name of a draft model."""
-    if entry_named(name) is not None:  # its class reads them
-        return {}
-    try:
-        return own_sampling(**sampling_of(parse_drafter(name).options))
-    except ValueError as error:
-        fail(f"--drafter {name}: {error}")
 
 
 def read_config(source: Source, say: Say, *, encoder_decoders: bool = False) -> tuple[Path, Any]:
@@ -281,23 +211,3 @@ def check_length(length: int, config: Any) -> None:
     context = context_length(SimpleNamespace(config=config))
     if context is not None and length > context:
         fail(f"--length must be at most {context}, the model's context, got {length}")
-
-
-def _own_tokenizer(
-    settings: Settings, tokenizer: Any, config: Any, draft_path: Path, draft_config: Any
-) -> Any:
-    """The tokenizer of a draft model whose vocabulary is not the model's, else None."""
-    wanted, got = (vocab_size_of(c) for c in (config, draft_config))
-    # `OtherVocabularyDrafter` drafts chains and does not roll back.
-    tree = settings.tree is not None and len(settings.drafter) == 1
-    needs = "--tree" if tree else "--cascade" if settings.cascade else None
-    rule = f"{needs} needs a drafter of the model's vocabulary of {wanted} tokens"
-    if needs and wanted != got:
-        fail(f"{rule}, got {got}")
-    try:
-        own = other_tokenizer(draft_path, draft_config, config, tokenizer)
-    except MissingModelError as error:
-        fail(f"--drafter: {error}")
-    if needs and own is not None:
-        fail(f"{rule}, got as many other tokens")
-    return own

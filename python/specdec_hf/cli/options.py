@@ -17,7 +17,7 @@ from specdec_hf.cli.report import drafter_table
 from specdec_hf.cli.terminal import console, fail
 from specdec_hf.drafting.parsed import with_name_of_head
 from specdec_hf.drafting.registry import AUTO
-from specdec_hf.options import COMMON
+from specdec_hf.options import COMMON, DEFAULT_NUM_ASSISTANT_TOKENS
 from specdec_hf.rules import LOSSY_RULES
 from specdec_hf.schedules.registry import SCHEDULES, tree_schedules
 
@@ -34,8 +34,6 @@ COPY_TREE_RULES = tuple(r for r in TREE_RULES if r not in _RULES["TREE_RULES_REA
 TRIE_RULES = ("multi_draft", "traversal", *COPY_TREE_RULES)
 LOSSY_TREE_RULES = tuple(rule for rule in LOSSY_RULES if rule in _RULES["TREE_RULES"])
 ONLY_CHAIN_RULES = {*CHAIN_RULES, *LOSSY_RULES} - {*COPY_TREE_RULES, *LOSSY_TREE_RULES}
-
-CLI_NUM_ASSISTANT_TOKENS = 7  # on two CPU cores a forward of 5 to 8 tokens costs the same
 
 DEFAULT_DRAFTERS = (AUTO,)
 
@@ -133,7 +131,7 @@ _WORDS = {
     "num_assistant_tokens": (
         "N",
         "{text}, with which auto drafts chains.  "
-        f"[default: {CLI_NUM_ASSISTANT_TOKENS}; auto chooses by itself]",
+        f"[default: {DEFAULT_NUM_ASSISTANT_TOKENS}; auto chooses by itself]",
     ),
     "tree": ("N,N,..", "Draft a tree: children at each depth, such as 4,2,1."),
     "num_assistant_tokens_schedule": (

@@ -17,7 +17,7 @@ class PromptError(ValueError):
 
 
 @dataclass(frozen=True)
-class Prompt:
+class Question:
     """One conversation: the user's turns, in order."""
 
     name: str
@@ -28,7 +28,7 @@ class Prompt:
         return f"prompt {self.name}" if self.name else "the prompt"
 
 
-def read_prompts(path: str | Path) -> list[Prompt]:
+def read_prompts(path: str | Path) -> list[Question]:
     """All prompts of a JSON lines file; "-" is standard input.
 
     Raises:
@@ -73,7 +73,7 @@ def read_standard_input() -> str:
         ) from error
 
 
-def _parse_line(path: str | Path, number: int, line: str) -> Prompt:
+def _parse_line(path: str | Path, number: int, line: str) -> Question:
     where = f"{path} line {number}"
     try:
         entry: Any = json.loads(line)
@@ -94,4 +94,4 @@ def _parse_line(path: str | Path, number: int, line: str) -> Prompt:
             text.encode()
         except UnicodeEncodeError as error:
             raise PromptError(f"{where}: lone surrogate {text[error.start]!a}") from error
-    return Prompt(name, category, list(turns))
+    return Question(name, category, list(turns))

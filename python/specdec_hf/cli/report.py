@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from specdec_hf.cli.prompts import Prompt
+from specdec_hf.cli.prompts import Question
 from specdec_hf.cli.terminal import Terminal, console, visible
 from specdec_hf.drafting.registry import drafters, usage
 from specdec_hf.schedules.registry import SCHEDULES
@@ -119,7 +119,7 @@ def summarize(turns: list[Turn], *, greedy: bool) -> dict[str, Any]:
 
 
 def print_turn(
-    tokenizer: Any, prompt: Prompt, text: str, turn: Turn, *, drafts: bool = False
+    tokenizer: Any, prompt: Question, text: str, turn: Turn, *, drafts: bool = False
 ) -> None:
     """Print the user's text, the answer and its figures.
 
@@ -135,7 +135,7 @@ def print_turn(
     print_figures(turn, console)
 
 
-def print_title(prompt: Prompt, text: str, terminal: Terminal) -> None:
+def print_title(prompt: Question, text: str, terminal: Terminal) -> None:
     """Print one line of the user's text, below a rule with the name of its prompt."""
     title = visible(" ".join(text.split()))
     longest = max(20, terminal.width - 1)

@@ -24,7 +24,7 @@ from specdec_hf.cli.checks import (
     refuse_drafter,
 )
 from specdec_hf.cli.devices import find_device
-from specdec_hf.cli.prompts import Prompt
+from specdec_hf.cli.prompts import Question
 from specdec_hf.cli.report import (
     collect_info,
     print_alone,
@@ -84,7 +84,7 @@ def view_of(**shown: bool) -> View:
 
 
 def run(
-    prompts: list[Prompt],
+    prompts: list[Question],
     settings: Settings,
     sources: Sources,
     view: View,
@@ -111,10 +111,7 @@ def run(
         failure = error
     interrupted = interrupt.is_interruption(failure)
     message = f"{prompt}: {str(failure) or type(failure).__name__}"
-    summary: dict[str, Any] = {}
     if turns:
-        from specdec_hf.cli.compare import speeds_of  # it imports Transformers
-
         rule = turns[0].stats.rule
         summary = summarize(turns, greedy=not settings.do_sample)
         summary |= {
@@ -122,15 +119,7 @@ def run(
             "rule": rule, "ablate": settings.ablate,
         }  # fmt: skip
         if not interrupted and not isinstance(failure, BrokenPipeError):
-            if view.example:
-                print_example(loaded.tokenizer, turns)
-            elif view.drafts and summary["drafted"]:
-                print_legend()
-            print_summary(summary, speeds_of(turns), beside)
-            if view.trace and view.compare and summary["drafted"]:
-                beside.print(TRACED, style="dim")
-            if line := verdict(turns):
-                beside.print(line, soft_wrap=True)
+            _print_end(turns, summary, loaded.tokenizer, view, beside)
         content = {
             "info": collect_info(),
             **asdict(settings),
@@ -149,6 +138,23 @@ def run(
     if failure is not None:
         fail(message, FAILED)
     _report_differences(turns, loaded.dtype, beside)
+
+
+def _print_end(
+    turns: list[Turn], summary: dict[str, Any], tokenizer: Any, view: View, beside: Terminal
+) -> None:
+    """Print what follows the last answer: an example or the legend, the figures, the verdict."""
+    from specdec_hf.cli.compare import speeds_of  # it imports Transformers
+
+    if view.example:
+        print_example(tokenizer, turns)
+    elif view.drafts and summary["drafted"]:
+        print_legend()
+    print_summary(summary, speeds_of(turns), beside)
+    if view.trace and view.compare and summary["drafted"]:
+        beside.print(TRACED, style="dim")
+    if line := verdict(turns):
+        beside.print(line, soft_wrap=True)
 
 
 def load_models(
@@ -213,7 +219,7 @@ def encode(
 
 
 def _answer(
-    prompt: Prompt,
+    prompt: Question,
     where: str,
     settings: Settings,
     loaded: Loaded,
@@ -329,7 +335,7 @@ def _warm_up(
 
 
 def check_prompts(
-    prompts: Sequence[Prompt], settings: Settings, tokenizer: Any, config: Any
+    prompts: Sequence[Question], settings: Settings, tokenizer: Any, config: Any
 ) -> None:
     """Refuse prompts longer than the context before the model is loaded."""
     from types import SimpleNamespace

@@ -18,12 +18,11 @@ from specdec_hf.cli.checks import (
     check,
     check_ablated_part,
     check_schedule,
-    complete,
     takes_settings,
 )
 from specdec_hf.cli.options import option
 from specdec_hf.cli.paths import check_folder, check_json
-from specdec_hf.cli.prompts import SHIPPED_PROMPTS, Prompt, read_prompts
+from specdec_hf.cli.prompts import SHIPPED_PROMPTS, Question, read_prompts
 from specdec_hf.cli.report import collect_info, write_json
 from specdec_hf.cli.run import (
     begin_chat,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
     from specdec_lab.analysis.measure import DrafterAnalysis, Measurement
     from specdec_lab.analysis.replay import Text
-    from specdec_lab.analysis.tables import Found
+    from specdec_lab.analysis.tables import ByTemperature
     from specdec_lab.analysis.tree_pictures import Picture
 
 DRAWS = 10_000  # of the ablation's experiment
@@ -118,8 +117,8 @@ def analyze_command(
     if ablate is not None:
         check_ablated_part(ablate, settings)
     numbers = parse_gammas(gammas)
-    failed = _left_out(settings)
-    checked = _check_drafters(settings, max(numbers))
+    settings, failed = _left_out(settings)
+    settings, checked = _check_drafters(settings, max(numbers))
     _check_figures(output)
     chosen = read_prompts(prompts or SHIPPED_PROMPTS)[:limit]
     task = "shipped" if prompts is None else "stdin" if prompts == "-" else Path(prompts).stem
@@ -139,8 +138,8 @@ def parse_gammas(text: str) -> list[int]:
     return numbers
 
 
-def _left_out(settings: Settings) -> dict[str, str]:
-    """Why drafters cannot be analyzed, by name; the settings keep the others."""
+def _left_out(settings: Settings) -> tuple[Settings, dict[str, str]]:
+    """The settings with the other drafters, and why these cannot be analyzed, by name."""
     failed = {}
     for name in dict.fromkeys(settings.drafter):
         if name == "none":
@@ -151,14 +150,15 @@ def _left_out(settings: Settings) -> dict[str, str]:
                 instead = "layers:N has the distribution of early_exit:N"
             failed[name] = f"cannot be analyzed: it runs the target within its rounds; {instead}"
     left = [name for name in dict.fromkeys(settings.drafter) if name not in failed]
-    complete(settings, drafter=left)
-    if not settings.drafter:
+    if not left:
         fail(_message(failed))
-    return failed
+    return replace(settings, drafter=left), failed
 
 
-def _check_drafters(settings: Settings, gamma: int) -> list[tuple[Settings, Sources]]:
-    """Check each drafter as the only one; completes the sampling parameters and the tree.
+def _check_drafters(
+    settings: Settings, gamma: int
+) -> tuple[Settings, list[tuple[Settings, Sources]]]:
+    """Check each drafter as the only one; their sampling parameters and tree complete those of all.
 
     Args:
         settings: of the command.
@@ -170,13 +170,10 @@ def _check_drafters(settings: Settings, gamma: int) -> list[tuple[Settings, Sour
         if len(parts) > 1 and settings.tree is not None:
             fail(f"--tree must not be given with --drafter {name}, whose drafts become one tree")
         depth = gamma if len(parts) > 1 else None
-        alone = replace(
-            settings, drafter=parts, sampling=dict(settings.sampling), num_assistant_tokens=depth
-        )
-        checked.append((alone, check(alone)))
+        checked.append(check(replace(settings, drafter=parts, num_assistant_tokens=depth)))
+    alone, _ = checked[-1]
     tree = settings.tree if settings.tree is None else alone.tree
-    complete(settings, sampling=alone.sampling, tree=tree)
-    return checked
+    return replace(settings, sampling=alone.sampling, tree=tree), checked
 
 
 def _check_figures(output: Path | None) -> None:
@@ -200,7 +197,7 @@ class Analysis:
         failed: messages of drafters that cannot be analyzed, by name; those that fail are added.
     """
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Question]
     task: str
     settings: Settings
     checked: Sequence[tuple[Settings, Sources]]
@@ -350,7 +347,7 @@ def _draw_trees(
 
 
 def _report(
-    analysis: Analysis, loaded: Loaded, found: Found, pictures: Sequence[Picture]
+    analysis: Analysis, loaded: Loaded, found: ByTemperature, pictures: Sequence[Picture]
 ) -> dict[str, Any]:
     """All that was measured and drawn, as plain values for JSON."""
     from specdec_kernels.analysis import LENIENCE_SPEEDS, TABLE_1, lenience_speeds, table_1
@@ -393,7 +390,7 @@ def _measure(
         try:
             found.append(measurement.analyze(name, drafter, texts))
         except Exception as error:  # what is measured of the others is still shown and written
-            if interrupt.State.seen:
+            if interrupt.InterruptState.seen:
                 raise
             failed[name] = str(error) or type(error).__name__
     return texts, found

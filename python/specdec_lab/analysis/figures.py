@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps, rcParams
+from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from specdec_hf.cli.checks import Settings
 from specdec_hf.cli.load import Loaded
-from specdec_hf.cli.prompts import Prompt
+from specdec_hf.cli.prompts import Question
 from specdec_hf.cli.terminal import console, visible
 from specdec_hf.loop.statistics import RoundRecord
 
@@ -31,11 +31,12 @@ from specdec_kernels.analysis import (
 )
 from specdec_lab.analysis.encoders import EncoderSeconds
 from specdec_lab.analysis.measure import DrafterAnalysis
-from specdec_lab.analysis.page import Answer, render_page
+from specdec_lab.analysis.page import page
+from specdec_lab.analysis.printing import print_answer, print_table
 from specdec_lab.analysis.replay import Text
 from specdec_lab.analysis.tables import ShownTable
+from specdec_lab.pictures import write_figure
 
-rcParams["svg.hashsalt"] = "specdec"  # equal figures become equal files
 GAMMAS = (1, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1)
 ALPHAS = np.linspace(0, 0.99, 199)
@@ -70,7 +71,7 @@ class Measured:
 def write_pictures(
     output: Path,
     loaded: Loaded,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Question],
     settings: Settings,
     found: Sequence[DrafterAnalysis],
     plain: Sequence[Text],
@@ -109,12 +110,7 @@ def write_pictures(
     }
     output.mkdir(exist_ok=True)
     for name, figure in drawn.items():
-        figure.savefig(output / name, metadata={"Date": None})
-    answers = [
-        Answer(f"{one.name}: {prompt}", prompt.turns[0], answer)
-        for one in found
-        for prompt, answer in zip(prompts, one.answers, strict=True)
-    ]
+        write_figure(figure, output / name)
     header = {
         "model": loaded.title,
         "dtype": loaded.dtype,
@@ -122,9 +118,12 @@ def write_pictures(
         **{name.replace("_", "-"): f"{value:g}" for name, value in settings.sampling.items()},
         "seed of the first prompt": str(settings.seed),
     }
-    page = output / "figure-1.html"
-    text = render_page("How each token came about", header, answers, tables)
-    page.write_text(text, encoding="utf-8")
+    with page(output / "figure-1.html", header) as terminal:
+        for one in found:
+            for prompt, answer in zip(prompts, one.answers, strict=True):
+                print_answer(one.name, prompt, answer, terminal)
+        for table in tables:
+            print_table(table, terminal)
     names = ", ".join(["figure-1.html", *drawn])
     console.print(visible(f"wrote {names} to {output}"), style="dim")
 

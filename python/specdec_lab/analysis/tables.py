@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from specdec_lab.analysis.residual import Ablation
     from specdec_lab.analysis.speed import Speed
 
-Found = Mapping[float, Sequence["DrafterAnalysis"]]
+ByTemperature = Mapping[float, Sequence["DrafterAnalysis"]]
 BEST_OF = 4  # chains side by side
 
 
@@ -34,7 +34,7 @@ class ShownTable:
     note: str = ""
 
 
-def tables_of(found: Found, target: str, task: str) -> list[ShownTable]:
+def tables_of(found: ByTemperature, target: str, task: str) -> list[ShownTable]:
     """Every table, those of the paper alone first.
 
     Args:
@@ -87,13 +87,13 @@ def printed_tables() -> list[ShownTable]:
     ]
 
 
-def _each(found: Found) -> Iterator[tuple[float, DrafterAnalysis]]:
+def _each(found: ByTemperature) -> Iterator[tuple[float, DrafterAnalysis]]:
     for temperature, analyses in found.items():
         for one in analyses:
             yield temperature, one
 
 
-def _each_speed(found: Found) -> Iterator[tuple[float, DrafterAnalysis, Speed]]:
+def _each_speed(found: ByTemperature) -> Iterator[tuple[float, DrafterAnalysis, Speed]]:
     for temperature, one in _each(found):
         for speed in one.speeds:
             yield temperature, one, speed
@@ -113,7 +113,7 @@ def _table_1() -> ShownTable:
     return ShownTable(title, ("α", "γ", "operations", "printed", "speed", "printed"), rows)
 
 
-def _table_2(found: Found, target: str, task: str) -> ShownTable:
+def _table_2(found: ByTemperature, target: str, task: str) -> ShownTable:
     from specdec_kernels.analysis import fastest
 
     measured, title = list(_each_speed(found)), f"Table 2: measured speed-up of {target}"
@@ -131,7 +131,7 @@ def _table_2(found: Found, target: str, task: str) -> ShownTable:
     return ShownTable(title, names, rows, "★ the fastest at its temperature")
 
 
-def _table_3(found: Found, target: str) -> ShownTable:
+def _table_3(found: ByTemperature, target: str) -> ShownTable:
     rows = [
         (target, one.name, f"T={temperature:g}", _number(one.acceptance.alpha))
         for temperature, one in _each(found)
@@ -140,7 +140,7 @@ def _table_3(found: Found, target: str) -> ShownTable:
     return ShownTable("Table 3: acceptance rates", ("M_p", "M_q", "SMPL", "α"), rows)
 
 
-def _acceptance(found: Found) -> ShownTable:
+def _acceptance(found: ByTemperature) -> ShownTable:
     rows = []
     for temperature, one in _each(found):
         measured = one.acceptance
@@ -161,7 +161,7 @@ def _acceptance(found: Found) -> ShownTable:
     return ShownTable("Corollary 3.6: acceptance rate", names, rows, note)
 
 
-def _table_4(found: Found) -> ShownTable:
+def _table_4(found: ByTemperature) -> ShownTable:
     title = "Table 4: expected against measured speed-up over plain decoding"
     rows = [
         (
@@ -186,7 +186,7 @@ def _table_4(found: Found) -> ShownTable:
     return ShownTable(title, names, rows, note)
 
 
-def _expected(found: Found) -> ShownTable:
+def _expected(found: ByTemperature) -> ShownTable:
     from specdec_kernels.analysis import (
         improvement_bound,
         optimal_gamma,
@@ -217,7 +217,7 @@ def _expected(found: Found) -> ShownTable:
     return _with_note(title, names, rows, note)
 
 
-def _operations(found: Found) -> ShownTable:
+def _operations(found: ByTemperature) -> ShownTable:
     from specdec_kernels.analysis import memory_accesses_factor, operations_factor
 
     rows = []
@@ -244,7 +244,7 @@ def _operations(found: Found) -> ShownTable:
     return _with_note(title, names, rows, note)
 
 
-def _first_children(found: Found) -> ShownTable:
+def _first_children(found: ByTemperature) -> ShownTable:
     from specdec_kernels.analysis import first_children_acceptance
     from specdec_lab.analysis.acceptance import FIRST
 
@@ -269,7 +269,7 @@ def _first_children(found: Found) -> ShownTable:
     return _with_note(title, names, rows, note)
 
 
-def _baselines(found: Found) -> ShownTable:
+def _baselines(found: ByTemperature) -> ShownTable:
     from specdec_kernels.analysis import best_of_likeliest_tokens, expected_tokens
 
     rows = []
@@ -297,7 +297,7 @@ def _baselines(found: Found) -> ShownTable:
     return _with_note(title, names, rows, note)
 
 
-def _schedules(found: Found) -> ShownTable:
+def _schedules(found: ByTemperature) -> ShownTable:
     rows, refused = [], []
     for temperature, one in _each(found):
         for made in one.scheduled:
@@ -315,7 +315,7 @@ def _schedules(found: Found) -> ShownTable:
     return ShownTable(title, names, rows, (note if rows else "") + left_out)
 
 
-def _lenience(found: Found) -> ShownTable:
+def _lenience(found: ByTemperature) -> ShownTable:
     from specdec_kernels.analysis import LENIENCES
 
     rows = [

@@ -13,8 +13,9 @@ from specdec_hf.cli import options
 from specdec_hf.cli.checks import Settings, Sources, check, takes_settings
 from specdec_hf.cli.options import DTYPES, LIMIT, Check, at_least, one_of, option
 from specdec_hf.cli.paths import check_output
-from specdec_hf.cli.prompts import Prompt, read_prompts
+from specdec_hf.cli.prompts import Question, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress_bar
+from specdec_hf.cli.sources import Source
 from specdec_hf.cli.terminal import fail
 from specdec_hf.drafting.registry import drafters as all_drafters
 from specdec_hf.rules import LOSSY_RULES
@@ -42,6 +43,38 @@ def repeated(usage: str, text: str, default: str, *checks: Check) -> Any:
     return option(usage, f"{text} May be repeated.  [default: {default}]", *checks)
 
 
+Questions = Annotated[
+    str,
+    option(
+        "--questions FILE",
+        'Prompts as JSON lines with "turns" and "category" (Spec-Bench); the first turn is asked.',
+    ),
+]
+Drafters = Annotated[
+    list[str],
+    options.drafter_option(
+        "A drafter to measure, as for generate; a+b merges two. May be repeated.  [default: "
+        "each name that needs no value, and prompt_lookup+suffix_automaton]"
+    ),
+]
+Schedules = Annotated[
+    list[str],
+    repeated(
+        "--num-assistant-tokens-schedule NAME",
+        "A schedule to measure with each drafter; trees that take none of those given are "
+        "measured with constant.",
+        "optimal for auto, else constant",
+    ),
+]
+Peers = Annotated[
+    list[str],
+    repeated(
+        "--peer NAME", f"{', '.join(PEERS)}, or none.", "prompt_lookup", one_of(*PEERS, "none")
+    ),
+]
+Temperatures = Annotated[
+    list[float], repeated("--temperature X", "0 is greedy, more samples.", "0")
+]
 Dtypes = Annotated[
     list[str],
     repeated(
@@ -68,41 +101,13 @@ Markdown = Annotated[Path | None, option("--markdown FILE", "Write the tables he
 )  # fmt: skip
 def bench(
     *,
-    questions: Annotated[
-        str,
-        option(
-            "--questions FILE",
-            'Prompts as JSON lines with "turns" and "category" (Spec-Bench); the first turn is '
-            "asked.",
-        ),
-    ],
-    drafter: Annotated[
-        list[str],
-        options.drafter_option(
-            "A drafter to measure, as for generate; a+b merges two. May be repeated.  [default: "
-            "each name that needs no value, and prompt_lookup+suffix_automaton]"
-        ),
-    ] = (),  # type: ignore[assignment]
-    schedule: Annotated[
-        list[str],
-        repeated(
-            "--num-assistant-tokens-schedule NAME",
-            "A schedule to measure with each drafter; trees that take none of those given are "
-            "measured with constant.",
-            "optimal for auto, else constant",
-        ),
-    ] = (),  # type: ignore[assignment]
-    peer: Annotated[
-        list[str],
-        repeated(
-            "--peer NAME", f"{', '.join(PEERS)}, or none.", "prompt_lookup", one_of(*PEERS, "none")
-        ),
-    ] = (),  # type: ignore[assignment]
+    questions: Questions,
+    drafter: Drafters = (),  # type: ignore[assignment]
+    schedule: Schedules = (),  # type: ignore[assignment]
+    peer: Peers = (),  # type: ignore[assignment]
     dtype: Dtypes = (),  # type: ignore[assignment]
     batch_size: BatchSizes = (),  # type: ignore[assignment]
-    temperature: Annotated[
-        list[float], repeated("--temperature X", "0 is greedy, more samples.", "0")
-    ] = (),  # type: ignore[assignment]
+    temperature: Temperatures = (),  # type: ignore[assignment]
     settings: Settings,
     limit: Annotated[
         int | None, option("--limit N", "Only the first N prompts of each category.", LIMIT)
@@ -125,26 +130,8 @@ def bench(
     if "none" in peers and len(peers) > 1:
         fail(f"--peer none must be the only one, got {', '.join(peers)}")
     peers = [name for name in peers if name != "none"]
-    # Plain generation, which is compared with, takes none of what is measured.
-    measured = {name: getattr(settings, name) for name in MEASURED}
-    unmeasured: dict[str, Any] = {
-        one.name: one.default for one in fields(Settings) if one.name in MEASURED
-    }
-    common = replace(
-        settings,
-        drafter=("none",),
-        num_assistant_tokens=None,
-        **unmeasured,
-    )
     samplings = samplings_of(once(temperature, 0.0), settings.sampling["top_p"])
-    named = (name for name, one in all_drafters().items() if one.serves_all and not one.needs_value)
-    default = [*named, f"prompt_lookup{MERGED}suffix_automaton"]
-    drafters = list(drafter) or default
-    for sampling in samplings:  # each is completed
-        without_drafts = replace(common, sampling=sampling)
-        drafting = replace(without_drafts, **measured)
-        chosen = settings_of(drafting, drafters, schedule, number)
-        sources = [check(one) for one in (without_drafts, *chosen)]
+    completed, source, checked = _checked(settings, samplings, list(drafter), schedule)
     prompts = first_of_each_category(read_prompts(questions), limit)
     sizes = once(batch_size, 1)
     for size in sizes:
@@ -152,11 +139,9 @@ def bench(
             fail(f"--batch-size must be in [1, {len(prompts)}], the prompts, got {size}")
     results = Results()
     for one in dtypes:
-        settings_without_drafts = [
-            replace(common, dtype=one, sampling=sampling) for sampling in samplings
-        ]
+        settings_without_drafts = [replace(each, dtype=one) for each in completed]
         loaded, configs, left_out = _load(
-            settings_without_drafts[0], chosen, sources, peers, prompts, named=bool(drafter)
+            settings_without_drafts[0], checked, source, peers, prompts, named=bool(drafter)
         )
         for size in sizes:
             batches = in_batches(loaded, prompts, size)
@@ -186,19 +171,41 @@ def samplings_of(temperatures: list[float], top_p: float | None) -> list[dict[st
     return [{"temperature": x, "top_k": None, "top_p": top_p if x else None} for x in temperatures]
 
 
+def _checked(
+    settings: Settings, samplings: list[dict[str, Any]], drafters: list[str], schedules: list[str]
+) -> tuple[list[Settings], Source, list[tuple[Settings, Sources]]]:
+    """Settings without drafts by sampling, the target, and the settings of each drafter."""
+    named = (name for name, one in all_drafters().items() if one.serves_all and not one.needs_value)
+    drafters = drafters or [*named, f"prompt_lookup{MERGED}suffix_automaton"]
+    # Plain generation, which is compared with, takes none of what is measured.
+    measured = {name: getattr(settings, name) for name in MEASURED}
+    defaults = {one.name: one.default for one in fields(Settings)}
+    unmeasured: dict[str, Any] = {name: defaults[name] for name in MEASURED}
+    common = replace(settings, drafter=("none",), num_assistant_tokens=None, **unmeasured)
+    completed = []
+    for sampling in samplings:
+        plain = replace(common, sampling=sampling)
+        number = settings.num_assistant_tokens
+        drafting = settings_of(replace(plain, **measured), drafters, schedules, number)
+        (without_drafts, sources), *checked = map(check, (plain, *drafting))
+        completed.append(replace(plain, sampling=without_drafts.sampling))
+    return completed, sources.model, checked
+
+
 def _load(
     settings: Settings,
-    chosen: list[Settings],
-    sources: list[Sources],
+    checked: list[tuple[Settings, Sources]],
+    source: Source,
     peers: list[str],
-    prompts: list[Prompt],
+    prompts: list[Question],
     *,
     named: bool,
 ) -> tuple[Loaded, list[Config], dict[str, str]]:
     """The models in one dtype, the configs, and why a peer is left out."""
+    chosen = [each for each, _ in checked]
     names = [name for each in chosen for name in each.drafter]
-    found = Sources(sources[0].model, [one for each in sources[1:] for one in each.drafters])
+    found = Sources(source, [one for _, each in checked for one in each.drafters])
     with progress_bar() as say:
         check_fit = functools.partial(check_prompts, prompts, settings)
         loaded = load_models(replace(settings, drafter=names), found, say, check_fit)
-        return loaded, *make_configs(chosen, loaded, peers, found.model, named=named)
+        return loaded, *make_configs(chosen, loaded, peers, source, named=named)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdec_hf.cli.checks import Settings, chains_of_auto, has_own_tree
-from specdec_hf.cli.prompts import Prompt
+from specdec_hf.cli.prompts import Question
 from specdec_hf.cli.run import encode, make_decoder
 from specdec_hf.cli.sources import Source
 from specdec_hf.cli.speeds import GENERATE
@@ -23,7 +23,7 @@ from specdec_hf.schedules.registry import tree_schedules
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
 
-    from specdec_lab.bench.runs import Batch, Config
+    from specdec_lab.bench.runs import Config, PromptBatch
 
 MERGED = "+"
 
@@ -54,7 +54,6 @@ def settings_of(
                     drafter=parts,
                     num_assistant_tokens=None if own_tree else number,
                     num_assistant_tokens_schedule=schedule,
-                    sampling=dict(common.sampling),
                 )
             )
     return chosen
@@ -176,7 +175,7 @@ def drafts_on_host(name: str, drafter: Any, model: Any) -> bool:
     return not (entry.is_model or entry.makes_forward or entry.place.startswith("heads."))
 
 
-def first_of_each_category(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
+def first_of_each_category(prompts: list[Question], limit: int | None) -> list[Question]:
     """At most ``limit`` prompts of each category, in their order."""
     seen: defaultdict[str, int] = defaultdict(int)
     chosen = []
@@ -187,12 +186,12 @@ def first_of_each_category(prompts: list[Prompt], limit: int | None) -> list[Pro
     return chosen
 
 
-def in_batches(loaded: Loaded, prompts: list[Prompt], size: int) -> list[Batch]:
+def in_batches(loaded: Loaded, prompts: list[Question], size: int) -> list[PromptBatch]:
     """Batches of ``size`` prompts, those of several sequences with categories in turns.
 
     The prompts that do not fill a last batch are left out.
     """
-    from specdec_lab.bench.runs import Batch
+    from specdec_lab.bench.runs import PromptBatch
 
     if size > 1:
         prompts = categories_in_turns(prompts)
@@ -201,11 +200,11 @@ def in_batches(loaded: Loaded, prompts: list[Prompt], size: int) -> list[Batch]:
         some = prompts[first : first + size]
         names = [prompt.name for prompt in some]
         category = some[0].category if size == 1 else ""
-        batches.append(Batch(names, category, _padded(loaded, some)))
+        batches.append(PromptBatch(names, category, _padded(loaded, some)))
     return batches
 
 
-def categories_in_turns(prompts: list[Prompt]) -> list[Prompt]:
+def categories_in_turns(prompts: list[Question]) -> list[Question]:
     """The first prompt of each category, then the second, and so on."""
     seen: defaultdict[str, int] = defaultdict(int)
     place = {}
@@ -215,7 +214,7 @@ def categories_in_turns(prompts: list[Prompt]) -> list[Prompt]:
     return sorted(prompts, key=lambda prompt: place[id(prompt)])
 
 
-def _padded(loaded: Loaded, prompts: list[Prompt]) -> dict[str, Any]:
+def _padded(loaded: Loaded, prompts: list[Question]) -> dict[str, Any]:
     from specdec_hf.runner.protocol import is_encoder_decoder
     from torch.nn.utils.rnn import pad_sequence
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from specdec_hf.cli.load import Loaded
-from specdec_hf.cli.options import CLI_NUM_ASSISTANT_TOKENS
 from specdec_hf.cli.sources import Source, embedded_gguf
+from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from specdec_hf.runner.protocol import is_encoder_decoder
 
 from specdec_lab.bench.baselines import BestOf, RejectionSampling
@@ -38,7 +38,7 @@ def make_peer(name: str, loaded: Loaded, source: Source) -> Config:
         LeftOutError: the peer cannot generate from this target.
     """
     if name == "prompt_lookup":
-        arguments = {"prompt_lookup_num_tokens": CLI_NUM_ASSISTANT_TOKENS}
+        arguments = {"prompt_lookup_num_tokens": DEFAULT_NUM_ASSISTANT_TOKENS}
         return Config("prompt lookup, Transformers", arguments=arguments, single=True, peer=True)
     if name == "assisted":
         return Config(
@@ -48,10 +48,10 @@ def make_peer(name: str, loaded: Loaded, source: Source) -> Config:
             peer=True,
         )
     if name == "rejection":
-        rejection = RejectionSampling(*_decoders(loaded), CLI_NUM_ASSISTANT_TOKENS)
+        rejection = RejectionSampling(*_decoders(loaded), DEFAULT_NUM_ASSISTANT_TOKENS)
         return Config("rejection sampling, A.2", model=rejection, single=True, peer=True)
     if name == "best_of":
-        best = BestOf(*_decoders(loaded), CLI_NUM_ASSISTANT_TOKENS, CHAINS)
+        best = BestOf(*_decoders(loaded), DEFAULT_NUM_ASSISTANT_TOKENS, CHAINS)
         return Config(f"best of {CHAINS} chains", model=best, single=True, peer=True)
     if name == "compiled":
         static = {"cache_implementation": "static"}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specdec_hf.loop.statistics import SpecStats
     from specdec_hf.schedules.costs import MonotoneCost
 
-    from specdec_lab.bench.runs import Batch, Config
+    from specdec_lab.bench.runs import Config, PromptBatch
     from specdec_lab.bench.summary import Row
 
 MOST_WIDTHS = 8  # of the cost curve
@@ -54,7 +54,7 @@ class Results:
         self,
         loaded: Loaded,
         configs: list[Config],
-        batches: list[Batch],
+        batches: list[PromptBatch],
         settings: Settings,
         runs: int,
         left_out: dict[str, str],
@@ -92,7 +92,7 @@ def _curve(report: dict[str, Any]) -> list[str]:
 
 
 def _measure(
-    loaded: Loaded, configs: list[Config], batches: list[Batch], settings: Settings, runs: int
+    loaded: Loaded, configs: list[Config], batches: list[PromptBatch], settings: Settings, runs: int
 ) -> tuple[str, dict[str, Any], list[Row]]:
     """Title, report for JSON, and rows of one dtype, batch size and temperature."""
     from specdec_lab.bench.runs import run_turns, turns_of, warm_up
@@ -147,7 +147,7 @@ def _measure(
 
 def _forward_costs(
     loaded: Loaded,
-    batches: list[Batch],
+    batches: list[PromptBatch],
     calls: list[SpecStats],
     left_out: dict[str, str],
     *,

@@ -59,7 +59,7 @@ class Config:
 
 
 @dataclass
-class Batch:
+class PromptBatch:
     """Prompts that are answered together.
 
     Attributes:
@@ -75,7 +75,7 @@ class Batch:
 
 
 @dataclass
-class Answer:
+class TimedAnswer:
     """The answer of a config to a batch; seconds are wall time of the whole call with its prefill.
 
     Attributes:
@@ -125,10 +125,10 @@ class Turns:
         without_drafts: of this library without drafts, where the config drafts.
     """
 
-    mine: Answer
-    generate: Answer | None
+    mine: TimedAnswer
+    generate: TimedAnswer | None
     orders: list[str]
-    without_drafts: Answer | None = None
+    without_drafts: TimedAnswer | None = None
 
 
 def turns_of(configs: Sequence[Config]) -> list[dict[str, Config]]:
@@ -158,7 +158,7 @@ def turns_of(configs: Sequence[Config]) -> list[dict[str, Config]]:
 def run_turns(
     loaded: Loaded,
     configs: list[Config],
-    batches: list[Batch],
+    batches: list[PromptBatch],
     arguments: dict[str, Any],
     runs: int,
     advance: Callable[[str], None],
@@ -185,7 +185,7 @@ def run_turns(
     every = turns_of(configs)
     found: dict[str, list[Turns]] = {turn["m"].name: [] for turn in every}
     for number, batch in enumerate(batches, start=first):
-        made = [{role: list[Answer]() for role in turn} for turn in every]
+        made = [{role: list[TimedAnswer]() for role in turn} for turn in every]
         orders: list[list[str]] = [[] for _ in every]
         for run in range(runs):
             for k, turn in enumerate(every):
@@ -217,7 +217,7 @@ def _order(roles: str, turn: int, run: int) -> str:
 def warm_up(
     loaded: Loaded,
     configs: list[Config],
-    batches: list[Batch],
+    batches: list[PromptBatch],
     arguments: dict[str, Any],
     advance: Callable[[str], None],
     first_tokens: int = WARM_UP_TOKENS,
@@ -254,7 +254,7 @@ def warm_up(
     return taken, left_out
 
 
-def _of_runs(each: list[Answer], wanted: list[list[int]]) -> Answer:
+def _of_runs(each: list[TimedAnswer], wanted: list[list[int]]) -> TimedAnswer:
     """One answer of those of all runs; ``wanted`` are the texts that they must equal."""
     seconds = [answer.seconds for answer in each]
     middle = sorted(each, key=lambda answer: answer.seconds)[(len(each) - 1) // 2]
@@ -267,7 +267,9 @@ def _of_runs(each: list[Answer], wanted: list[list[int]]) -> Answer:
     )
 
 
-def _answer(model: Any, config: Config, batch: Batch, arguments: dict[str, Any]) -> Answer:
+def _answer(
+    model: Any, config: Config, batch: PromptBatch, arguments: dict[str, Any]
+) -> TimedAnswer:
     stamps = _Stamps()
     if config.name == GENERATE:
         arguments = {**arguments, "stopping_criteria": StoppingCriteriaList([stamps])}
@@ -277,7 +279,7 @@ def _answer(model: Any, config: Config, batch: Batch, arguments: dict[str, Any])
     seconds = time.perf_counter() - began
     width = prompt_width(model, batch.inputs)
     texts = [_until_end(row, model) for row in sequences[:, width:].tolist()]
-    answer = Answer(batch.prompts, batch.category, texts, seconds, [seconds], stats=stats)
+    answer = TimedAnswer(batch.prompts, batch.category, texts, seconds, [seconds], stats=stats)
     if stamps.first:
         answer.later_seconds = began + seconds - stamps.first
         answer.later_tokens = answer.tokens - len(texts)

@@ -14,7 +14,7 @@ from specdec_hf.cli.speeds import GENERATE, Speeds, Sums
 from specdec_hf.schedules.costs import MonotoneCost
 
 from specdec_lab.bench.efficiency import predict
-from specdec_lab.bench.runs import Answer, Config, Turns
+from specdec_lab.bench.runs import Config, TimedAnswer, Turns
 
 DRAWS, LEVEL = 2000, 0.9  # of the bootstrap
 ORDER_EFFECT = 1.1
@@ -142,11 +142,11 @@ def rows_of(
     ]
 
 
-def _of_all(several: Iterable[list[Turns]], side: Side) -> list[Answer]:
+def _of_all(several: Iterable[list[Turns]], side: Side) -> list[TimedAnswer]:
     """The answers of one side to each batch, in the turns of several configs."""
     found = []
     for same in zip(*several, strict=True):
-        answers: list[Answer] = [getattr(turns, side) for turns in same]
+        answers: list[TimedAnswer] = [getattr(turns, side) for turns in same]
         runs = [seconds for answer in answers for seconds in answer.seconds_of_runs]
         found.append(
             replace(
@@ -218,7 +218,7 @@ def _efficiency(
 def speeds_of(turns: Sequence[Turns]) -> Speeds:
     """The speeds of a config and of those that it took turns with."""
 
-    def sums(answer: Answer | None) -> Sums | None:
+    def sums(answer: TimedAnswer | None) -> Sums | None:
         return None if answer is None else (answer.tokens, answer.seconds)
 
     return Speeds.of_sums(

@@ -16,6 +16,7 @@ from specdec_hf.cli.options import DTYPES, SHARE, at_least, check_choice, one_of
 from specdec_hf.cli.run import progress_bar
 from specdec_hf.cli.speeds import GENERATE
 from specdec_hf.cli.terminal import fail
+from specdec_hf.options import DEFAULT_NUM_ASSISTANT_TOKENS
 from specdec_hf.schedules.base import MAX_DRAFT_LENGTH
 
 from specdec_lab.bench.command import (
@@ -32,7 +33,7 @@ from specdec_lab.bench.results import Results
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
 
-    from specdec_lab.bench.runs import Batch, Config
+    from specdec_lab.bench.runs import Config, PromptBatch
 
 # Sizes of Llama 3: hidden states, feed-forward layer, layers, attention heads, key-value heads.
 SHAPES = {
@@ -82,18 +83,16 @@ def bench_synthetic(
     sizes, dtypes = once(batch_size, 1), once(dtype, "float32")
     for size in sizes:
         options.must_be("in [1, 2**31)", lambda value: 1 <= value < 2**31)("--batch-size", size)
-    gamma = (
-        options.CLI_NUM_ASSISTANT_TOKENS if num_assistant_tokens is None else num_assistant_tokens
-    )
+    gamma = DEFAULT_NUM_ASSISTANT_TOKENS if num_assistant_tokens is None else num_assistant_tokens
     if not 1 <= gamma <= MAX_DRAFT_LENGTH:
         fail(f"--num-assistant-tokens must be in [1, {MAX_DRAFT_LENGTH}], got {gamma}")
     chosen = []
     for one in dtypes:
         check_choice("--dtype", one, DTYPES[:-1])
-        chosen.append(
+        settings, _ = check(
             Settings(drafter=("none",), dtype=one, device=device, max_new_tokens=max_new_tokens)
         )
-        check(chosen[-1])
+        chosen.append(settings)
     if prompt_tokens + max_new_tokens > CONTEXT:
         fail(
             f"--prompt-tokens and --max-new-tokens must sum up to at most {CONTEXT}, the model's "
@@ -164,11 +163,11 @@ def synthetic_configs(
     return [Config(GENERATE), without, *drafting]
 
 
-def _batches(loaded: Loaded, size: int, count: int, longest: int) -> list[Batch]:
+def _batches(loaded: Loaded, size: int, count: int, longest: int) -> list[PromptBatch]:
     """Ragged batches: prompts from half of ``longest`` tokens on, padded on the left."""
     import torch
 
-    from specdec_lab.bench.runs import Batch
+    from specdec_lab.bench.runs import PromptBatch
 
     batches = []
     device, generator = loaded.model.device, torch.Generator().manual_seed(0)
@@ -179,5 +178,5 @@ def _batches(loaded: Loaded, size: int, count: int, longest: int) -> list[Batch]
         lengths[0] = longest
         mask = (torch.arange(longest) >= longest - lengths).long()
         inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-        batches.append(Batch([f"{LABEL} {number}"] * size, "", inputs))
+        batches.append(PromptBatch([f"{LABEL} {number}"] * size, "", inputs))
     return batches

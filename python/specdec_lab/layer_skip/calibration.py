@@ -115,7 +115,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Found:
+class LayerSearchResult:
     """What a search has found.
 
     Attributes:
@@ -141,7 +141,7 @@ def search_layers(
     temperature: float = 0.0,
     seed: int = 0,
     advance: Callable[[int, Drafting], None] = lambda done, best: None,
-) -> Found:
+) -> LayerSearchResult:
     """Find the sublayers of a target that drafts leave out, for the most tokens for their cost.
 
     Every fourth text is held out: no search reads it.
@@ -199,7 +199,7 @@ def search_layers(
     }  # fmt: skip
     model_sizes = sizes_of(model.config)
     named = SkippedSublayers(skipped.attention, skipped.mlp, model_sizes, record)
-    return Found(named, drafting, kept, len(tried))
+    return LayerSearchResult(named, drafting, kept, len(tried))
 
 
 def ranked(drafting: Drafting) -> float:

@@ -17,7 +17,7 @@ from specdec_papers.build import Files, Output, read_texts
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specdec_lab.layer_skip.calibration import Drafting, Found
+    from specdec_lab.layer_skip.calibration import Drafting, LayerSearchResult
 
 
 def build_layer_skip(
@@ -84,7 +84,7 @@ def cut_pieces(texts: list[list[int]], tokens: int, length: int) -> list[list[in
 
 def _search(
     name: str, pieces: list[list[int]], dtype: str, device: str | None, **settings: Any
-) -> Found:
+) -> LayerSearchResult:
     import torch
     from specdec_hf.cli.load import check_length, read_config
     from specdec_hf.model_files import load_model
@@ -110,7 +110,7 @@ def _search(
             fail(str(error))
 
 
-def _print(found: Found, output: Path) -> None:
+def _print(found: LayerSearchResult, output: Path) -> None:
     skipped, total = found.skipped, found.skipped.model["num_hidden_layers"]
     console.print(
         f"{output}: of {total} layers {len(skipped.attention)} attention and {len(skipped.mlp)} "

@@ -10,7 +10,7 @@ conversations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 @dataclass
-class Conversation:
+class TrainingText:
     """One text.
 
     Attributes:
@@ -105,9 +105,30 @@ class Conversation:
 class _Row:
     """A conversation that is being written: `tokens` beyond those fed are to be fed next."""
 
-    number: int = -1
-    tokens: list[int] = field(default_factory=list)
+    number: int
+    tokens: list[int]
     answer: int | None = None
+    sampling: tuple[float, float] = TURN  # temperature and top-p of the next token
+
+    def begin_answer(self, chat: ChatFormat) -> None:
+        self.tokens.extend(chat.between)
+        self.answer = len(self.tokens)
+        self.sampling = answer_sampling(self.number)
+
+    def append(self, token: int, chat: ChatFormat, turn_length: int, length: int) -> bool:
+        """Add a token that was drawn; whether the conversation has ended."""
+        self.tokens.append(token)
+        ended = token in chat.ends
+        if self.answer is not None or not chat.between:
+            return ended or len(self.tokens) >= length
+        if ended or len(self.tokens) - len(chat.before) >= turn_length:
+            self.tokens.pop()
+            self.begin_answer(chat)
+        return False
+
+    def conversation(self) -> TrainingText:
+        answer = len(self.tokens) if self.answer is None else self.answer
+        return TrainingText(self.number, self.tokens, answer)
 
 
 @torch.inference_mode()
@@ -123,7 +144,7 @@ def converse(
     prompts: Sequence[Sequence[int]] = (),
     opening: Callable[[int], Sequence[int]] = lambda number: (),
     stop: Callable[[int], bool] = lambda tokens: False,
-) -> Iterator[Conversation]:
+) -> Iterator[TrainingText]:
     """Conversations of the target, as they end.
 
     Args:
@@ -150,74 +171,62 @@ def converse(
     begin = torch.tensor([head], device=device).expand(batch_size, -1)
     if len(head) > 1:
         runner.forward(begin[:, :-1], np.zeros(batch_size, dtype=np.int64), 1)
-    rows = [_Row() for _ in range(batch_size)]
-    parameters = np.zeros((batch_size, 2), dtype=np.float32)
     written = 0
 
-    def next_one(b: int) -> None:
+    def next_row() -> _Row:
         number = next(numbers, -1)
         tokens = [*head, *(opening(number) if number >= 0 and not prompts else ())]
-        rows[b] = _Row(number, tokens, None if chat.between else len(tokens))
-        parameters[b] = TURN
+        row = _Row(number, tokens, None if chat.between else len(tokens))
         if number >= 0 and prompts:
             tokens.extend(prompts[number])
-            _begin_answer(rows[b], chat, parameters[b])
+            row.begin_answer(chat)
+        return row
 
-    for b in range(batch_size):
-        next_one(b)
+    rows = [next_row() for _ in range(batch_size)]
     lengths = np.full(batch_size, len(head) - 1, dtype=np.int64)
     while any(row.number >= 0 for row in rows):
         fed = torch.tensor([[row.tokens[n]] for row, n in zip(rows, lengths, strict=True)])
         logits = runner.forward(fed.to(device), lengths, 1)[:, -1]
         lengths = lengths + 1
-        drawn = sample(
-            logits,
-            temperature=torch.from_numpy(parameters[:, 0]).to(device),
-            top_p=torch.from_numpy(parameters[:, 1]).to(device),
-            seeds=torch.tensor([(seed << 32) + max(r.number, 0) for r in rows], device=device),
-            positions=torch.from_numpy(lengths.copy()).to(device),
-        ).tokens.tolist()
+        drawn = _draw(logits, rows, lengths, seed)
         for b, row in enumerate(rows):
             if row.number < 0:
                 lengths[b] = len(head) - 1
                 continue
             if len(row.tokens) > lengths[b]:
                 continue  # a token of the format or of a prompt is next
-            token = drawn[b]
-            if token < 0:
+            if drawn[b] < 0:
                 raise ValueError(
                     f"{type(model).__name__} gives logits that are no numbers after "
                     f"{len(row.tokens)} tokens of text {row.number}, so no token can be drawn"
                 )
-            row.tokens.append(token)
-            ended = token in chat.ends
-            if row.answer is None and chat.between:
-                if ended or len(row.tokens) - len(head) >= turn_length:
-                    row.tokens.pop()
-                    _begin_answer(row, chat, parameters[b])
-            elif ended or len(row.tokens) >= length:
-                yield _ended(row)
+            if row.append(drawn[b], chat, turn_length, length):
+                yield row.conversation()
                 written += len(row.tokens)
-                next_one(b)
+                rows[b] = next_row()
                 lengths[b] = len(head) - 1
         if stop(written + int(lengths.sum())):
             going = (row for row in rows if row.number >= 0 and row.answer is not None)
-            yield from map(_ended, going)
+            yield from (row.conversation() for row in going)
             return
         runner.truncate(lengths)
 
 
-def _begin_answer(row: _Row, chat: ChatFormat, parameters: Any) -> None:
-    row.tokens.extend(chat.between)
-    row.answer = len(row.tokens)
-    parameters[:] = answer_sampling(row.number)
+def _draw(logits: torch.Tensor, rows: list[_Row], lengths: Any, seed: int) -> list[int]:
+    """The next token of each row, by noise that depends on its number and length alone."""
+    device = logits.device
+    sampling = [row.sampling for row in rows]
+    parameters = torch.tensor(sampling, dtype=torch.float32, device=device)
+    tokens: list[int] = sample(
+        logits,
+        temperature=parameters[:, 0],
+        top_p=parameters[:, 1],
+        seeds=torch.tensor([(seed << 32) + max(row.number, 0) for row in rows], device=device),
+        positions=torch.from_numpy(lengths.copy()).to(device),
+    ).tokens.tolist()
+    return tokens
 
 
 def answer_sampling(number: int) -> tuple[float, float]:
     """Temperature and top-p of an answer: in turn, also among the conversations held out."""
     return ANSWERS[(number + number // HELD_OUT) % len(ANSWERS)]
-
-
-def _ended(row: _Row) -> Conversation:
-    answer = len(row.tokens) if row.answer is None else row.answer
-    return Conversation(row.number, row.tokens, answer)

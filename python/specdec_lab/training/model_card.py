@@ -79,21 +79,45 @@ def write_report(folder: Path, report: dict[str, Any], *, picture: bool) -> None
     (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n")
     (folder / CARD).write_text(model_card(report, picture=picture), encoding="utf-8")
     if picture:
-        _draw(report["curves"]).savefig(folder / PICTURE, metadata={"Date": None})
+        from specdec_lab.pictures import write_figure  # noqa: PLC0415  # needs matplotlib
+
+        write_figure(_draw(report["curves"]), folder / PICTURE)
 
 
 def model_card(report: dict[str, Any], *, picture: bool) -> str:
     """The text of README.md."""
-    settings, seconds = report["settings"], report["seconds"]
-    name, kind = settings["head"], KINDS[settings["head"]]
-    rows = [
-        f"| {k} | {greedy:.3f} | {drawn:.3f} |"
-        for k, (greedy, drawn) in enumerate(
-            zip(report["greedy_acceptance"], report["sampled_acceptance"], strict=True), start=1
-        )
+    name = report["settings"]["head"]
+    title = f"{KINDS[name].title} for {report['target']}"
+    lines = [
+        "---",
+        f"license: {report['licence'].split()[0].lower()}",
+        f"tags: [speculative-decoding, {name}]",
+        "---",
+        "",
+        f"# {title}",
+        "",
+        *_about(report),
+        "",
+        "## Training",
+        "",
+        *_training(report),
+        "",
+        "## Acceptance",
+        "",
+        *_acceptance(report),
+        "",
+        *(["![Loss and acceptance](training.svg)", ""] if picture else []),
+        "## Licence",
+        "",
+        f"That of the target: {report['licence']}.",
+        "",
     ]
-    depth = len(rows)
-    times = ", ".join(f"{name} {value / 60:.1f} min" for name, value in seconds.items())
+    return "\n".join(lines)
+
+
+def _about(report: dict[str, Any]) -> list[str]:
+    """What it is, and the call that drafts with it."""
+    settings, kind = report["settings"], KINDS[report["settings"]["head"]]
     if kind.is_model:
         what = (
             f"{settings['num_layers']} layers of width {settings['width']} as in Llama, with the "
@@ -106,76 +130,66 @@ def model_card(report: dict[str, Any], *, picture: bool) -> str:
             f"{report['draft_vocab_size']:,} tokens of the vocabulary, whose output matrix is that "
             "of the target"
         )
-        drafter = f'"{name}:FOLDER"'
-    loss = settings["loss"]
-    if loss != FIRST_LOSS:
-        loss = f"{FIRST_LOSS} for the first half of the steps, then {loss}"
-    covered = report["covered"]
-    lines = [
-        "---",
-        f"license: {report['licence'].split()[0].lower()}",
-        f"tags: [speculative-decoding, {name}]",
-        "---",
-        "",
-        f"# {kind.title} for {report['target']}",
-        "",
+        drafter = f'"{settings["head"]}:FOLDER"'
+    return [
         f"{report['parameters']:,} parameters for speculative decoding of {report['target']} "
         f"({kind.source}), {what}.",
         "",
         "```python",
         f"generate(model, **inputs, drafter={drafter})",
         "```",
-        "",
-        "## Training",
-        "",
-        f"- Data: {report['texts']:,} texts of {report['tokens']:,} tokens: {report['data']}.",
-        f"- Steps: {report['steps']:,} of {settings['batch_size']} texts, "
+    ]
+
+
+def _training(report: dict[str, Any]) -> list[str]:
+    """The points of a list about texts, steps, loss and time."""
+    settings, depth = report["settings"], len(report["greedy_acceptance"])
+    times = ", ".join(f"{name} {value / 60:.1f} min" for name, value in report["seconds"].items())
+    loss = settings["loss"]
+    if loss != FIRST_LOSS:
+        loss = f"{FIRST_LOSS} for the first half of the steps, then {loss}"
+    points = [
+        f"Data: {report['texts']:,} texts of {report['tokens']:,} tokens: {report['data']}.",
+        f"Steps: {report['steps']:,} of {settings['batch_size']} texts, "
         f"{depth} draft step{'s' * (depth > 1)}, labels are the target's probabilities.",
-        *([f"- First weights: those of {report['resumed']}."] if report["resumed"] else []),
-        f"- Loss: {loss}, learning rate {settings['learning_rate']:g}.",
-        *(
-            [f"- The model itself writes the answers of {settings['on_policy']:.0%} of the steps."]
-            if settings["on_policy"]
-            else []
-        ),
-        f"- Time: {times}, on {report['threads']} threads of {report['machine']} "
+        f"First weights: those of {report['resumed']}." if report["resumed"] else "",
+        f"Loss: {loss}, learning rate {settings['learning_rate']:g}.",
+        f"The model itself writes the answers of {settings['on_policy']:.0%} of the steps."
+        if settings["on_policy"]
+        else "",
+        f"Time: {times}, on {report['threads']} threads of {report['machine']} "
         f"({report['device']}, {report['dtype']}).",
-        f"- Command: `{report['command']}`",
-        "",
-        "## Acceptance",
-        "",
+        f"Command: `{report['command']}`",
+    ]
+    return [f"- {point}" for point in points if point]
+
+
+def _acceptance(report: dict[str, Any]) -> list[str]:
+    """What was measured on texts that were held out."""
+    shares = zip(report["greedy_acceptance"], report["sampled_acceptance"], strict=True)
+    lines = [
         f"Measured on {report['measured_texts']} of {report['held_out_texts']} texts that took no "
         "part in training, for each draft step after accepted ones: how often the greedy draft is "
         "the target's choice, and the acceptance probability of a drawn draft at temperature 1.",
         "",
         "| draft step | greedy | temperature 1 |",
         "|---|---|---|",
-        *rows,
-        "",
-        *(
-            [
-                "It was trained at the places that the draft models before it miss. At "
-                f"{covered:.3f} of the places one of them or this one drafts the target's choice.",
-                "",
-            ]
-            if covered is not None
-            else []
-        ),
-        *(["![Loss and acceptance](training.svg)", ""] if picture else []),
-        "## Licence",
-        "",
-        f"That of the target: {report['licence']}.",
-        "",
+        *(f"| {k} | {greedy:.3f} | {drawn:.3f} |" for k, (greedy, drawn) in enumerate(shares, 1)),
     ]
-    return "\n".join(lines)
+    if report["covered"] is not None:
+        lines += [
+            "",
+            "It was trained at the places that the draft models before it miss. At "
+            f"{report['covered']:.3f} of the places one of them or this one drafts the target's "
+            "choice.",
+        ]
+    return lines
 
 
 def _draw(curves: dict[str, Any]) -> Any:
     """Loss, and held-out acceptance, of each draft step over the steps of training."""
-    from matplotlib import rcParams  # noqa: PLC0415  # only those who want the picture need it
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415  # only for those who want the picture
 
-    rcParams["svg.hashsalt"] = "specdec"  # equal figures become equal files
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     names = list(dict.fromkeys(curves["loss_names"]))

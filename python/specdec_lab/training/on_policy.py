@@ -18,7 +18,7 @@ from transformers import DynamicCache
 
 from specdec_kernels import sample
 from specdec_lab.training.draft_model import DraftLlama
-from specdec_lab.training.unrolled import Batch
+from specdec_lab.training.unrolled import TrainingBatch
 
 
 def is_on_policy(step: int, share: float) -> bool:
@@ -49,7 +49,7 @@ class OnPolicy:
         self.ends = torch.tensor(sorted(ends), dtype=torch.int64, device=model.device)
 
     @torch.no_grad()
-    def __call__(self, step: int, batch: Batch) -> Batch:
+    def __call__(self, step: int, batch: TrainingBatch) -> TrainingBatch:
         """The batch of a step: the same, or its texts with other answers and the target's states.
 
         An answer is at most as long as the one in its place. Texts without an answer are written

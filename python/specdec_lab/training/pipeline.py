@@ -20,7 +20,7 @@ from specdec_hf.runner.protocol import vocab_size_of
 from specdec_lab.training.conversations import (
     HELD_OUT,
     ChatFormat,
-    Conversation,
+    TrainingText,
     converse,
     end_tokens,
 )
@@ -52,7 +52,7 @@ from specdec_lab.training.train import (
     Curves,
     Recipe,
     Texts,
-    train,
+    Trainer,
 )
 
 TEXTS = "texts.jsonl"
@@ -184,7 +184,7 @@ class Pipeline:
         record_target(self.folder, self.model, sample)
         return head
 
-    def _texts(self, prompts: Sequence[str], given: Sequence[Conversation]) -> list[Conversation]:
+    def _texts(self, prompts: Sequence[str], given: Sequence[TrainingText]) -> list[TrainingText]:
         """The conversations, of which some may be there already."""
         s, path = self.settings, self.data / TEXTS
         found = read_conversations(path)
@@ -206,13 +206,13 @@ class Pipeline:
             self._complete = True
         return found
 
-    def _written(self, texts: Sequence[str]) -> Iterator[Conversation]:
+    def _written(self, texts: Sequence[str]) -> Iterator[TrainingText]:
         encoded = (self.tokenizer(text)["input_ids"] for text in texts)
         return cut_texts(encoded, self.settings.length, self.settings.tokens)
 
     def _sampled(
-        self, prompts: Sequence[str], found: Sequence[Conversation], held: int
-    ) -> Iterator[Conversation]:
+        self, prompts: Sequence[str], found: Sequence[TrainingText], held: int
+    ) -> Iterator[TrainingText]:
         s, ended, known = self.settings, list(found), {one.number for one in found}
         encoded = [
             self.tokenizer(prompt, add_special_tokens=False)["input_ids"][: s.length // 2]
@@ -243,7 +243,7 @@ class Pipeline:
         tokens: list[int] = self.tokenizer(words, add_special_tokens=False)["input_ids"]
         return tokens[: self.settings.turn_length]
 
-    def _head(self, conversations: list[Conversation]) -> Head:
+    def _head(self, conversations: list[TrainingText]) -> Head:
         """The head as training begins."""
         s, vocab_size = self.settings, vocab_size_of(self.model)
         head = KINDS[s.head].make(self.model, s)
@@ -260,7 +260,7 @@ class Pipeline:
         head.borrow(self.model)
         return head.to(self.model.device)
 
-    def _states(self, conversations: list[Conversation], head: Head) -> StoredStates:
+    def _states(self, conversations: list[TrainingText], head: Head) -> StoredStates:
         width = head.config.target_hidden_size * (len(head.config.layers) + 1)
         path = self.data / "states.bin"
         if not path.exists():  # a run that has only its texts may be of another kind
@@ -279,7 +279,7 @@ class Pipeline:
         states.fill(self.model, conversations, head.config.layers, advance)
         return states
 
-    def _train(self, head: Head, conversations: list[Conversation], states: StoredStates) -> None:
+    def _train(self, head: Head, conversations: list[TrainingText], states: StoredStates) -> None:
         s, model, kind = self.settings, self.model, KINDS[self.settings.head]
         embeddings = model.get_input_embeddings()
         kinds = [is_held_out(one) for one in conversations]
@@ -301,7 +301,7 @@ class Pipeline:
             change = OnPolicy(head, model, ends, s.on_policy, s.seed)
         self.progress.stage("training", steps)
         end = self._left(1.0)
-        train(
+        Trainer(
             head, training, held_out,
             Collator(
                 embeddings, head.config.target_hidden_size, model.device, kind.cuts,
@@ -312,7 +312,7 @@ class Pipeline:
             advance=lambda step, name, loss: self.progress.advance(step, f"{name} {loss:.3f}"),
             measured=lambda _: self._write(),
             minutes=None if end is None else (end - time.monotonic()) / 60,
-        )  # fmt: skip
+        ).run()  # fmt: skip
 
     def _left(self, share: float) -> float | None:
         """When the clock has used up a share of the time that is left; None without a bound."""

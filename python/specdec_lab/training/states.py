@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specdec_hf.runner.protocol import vocab_size_of
 from torch.nn import functional
 
-from specdec_lab.training.conversations import Conversation
+from specdec_lab.training.conversations import TrainingText
 
 TOKENS_AT_ONCE = 4096  # of one forward, padding included
 CHECKED = 64  # tokens of the check of a target
@@ -45,7 +45,7 @@ def check_output(model: Any) -> None:
         )
 
 
-def width_of(path: Path, conversations: Sequence[Conversation], wanted: int) -> int:
+def width_of(path: Path, conversations: Sequence[TrainingText], wanted: int) -> int:
     """The numbers of a row of a file of states, ``wanted`` of them where there is no file.
 
     A file that was written for another kind of head holds more states in a row, the final one last.
@@ -80,7 +80,7 @@ class StoredStates:
         ValueError: a file that was begun and has another size.
     """
 
-    def __init__(self, path: Path, conversations: Sequence[Conversation], width: int) -> None:
+    def __init__(self, path: Path, conversations: Sequence[TrainingText], width: int) -> None:
         self.lengths = np.array([len(one.tokens) for one in conversations])
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self._path, self._done = path, path.with_suffix(".json")
@@ -108,7 +108,7 @@ class StoredStates:
     def fill(
         self,
         model: Any,
-        conversations: Sequence[Conversation],
+        conversations: Sequence[TrainingText],
         layers: Sequence[int],
         advance: Callable[[int], None],
     ) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_lab.training.conversations import HELD_OUT, Conversation
+from specdec_lab.training.conversations import HELD_OUT, TrainingText
 
 
-def read_conversations(path: Path) -> list[Conversation]:
+def read_conversations(path: Path) -> list[TrainingText]:
     """The conversations of a file in the order of their numbers; none where it is missing.
 
     A last line that was cut by an interruption is left out.
@@ -24,13 +24,13 @@ def read_conversations(path: Path) -> list[Conversation]:
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            found.append(Conversation(**json.loads(line)))
+            found.append(TrainingText(**json.loads(line)))
         except (ValueError, TypeError):
             continue
     return sorted(found, key=lambda one: one.number)
 
 
-def append_conversations(path: Path, conversations: Iterable[Conversation]) -> Iterator[int]:
+def append_conversations(path: Path, conversations: Iterable[TrainingText]) -> Iterator[int]:
     """Append conversations to a file as they come; yields how many tokens each has."""
     torn = path.exists() and path.read_bytes()[-1:] != b"\n"
     with path.open("a", encoding="utf-8") as file:
@@ -42,7 +42,7 @@ def append_conversations(path: Path, conversations: Iterable[Conversation]) -> I
             yield len(one.tokens)
 
 
-def cut_texts(texts: Iterable[list[int]], length: int, most: int) -> Iterator[Conversation]:
+def cut_texts(texts: Iterable[list[int]], length: int, most: int) -> Iterator[TrainingText]:
     """Given texts in pieces of at most ``length`` tokens, which hold no answer.
 
     Of 20 texts or more every 20th is held out; of fewer, the last 20th of each. So training reads
@@ -69,22 +69,22 @@ def cut_texts(texts: Iterable[list[int]], length: int, most: int) -> Iterator[Co
             for first in range(0, len(part), length):
                 piece = part[first : first + length]
                 if len(piece) > 1:
-                    yield Conversation(next(numbers), piece, 0, held_out)
+                    yield TrainingText(next(numbers), piece, 0, held_out)
 
 
-def is_held_out(conversation: Conversation) -> bool:
+def is_held_out(conversation: TrainingText) -> bool:
     """Whether a conversation is left out of training, to measure on."""
     if conversation.held_out is not None:
         return conversation.held_out
     return _is_every_20th(conversation.number)
 
 
-def holds_out_some(conversations: Sequence[Conversation]) -> bool:
+def holds_out_some(conversations: Sequence[TrainingText]) -> bool:
     """Whether some of the conversations are held out, and some are not."""
     return len({is_held_out(one) for one in conversations}) == 2
 
 
-def check_held_out(conversations: Sequence[Conversation], needed: str) -> None:
+def check_held_out(conversations: Sequence[TrainingText], needed: str) -> None:
     """Raises ValueError where nothing is held out, or all is."""
     if not holds_out_some(conversations):
         tokens = sum(len(one.tokens) for one in conversations)
@@ -108,7 +108,7 @@ def _is_every_20th(number: int) -> bool:
 
 
 def draft_vocabulary(
-    conversations: Iterable[Conversation], size: int, vocab_size: int
+    conversations: Iterable[TrainingText], size: int, vocab_size: int
 ) -> NDArray[np.int64]:
     """The ``size`` most frequent tokens, ascending; of equal ones those of lower ids."""
     counts = np.zeros(vocab_size, dtype=np.int64)

@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import get_cosine_schedule_with_warmup
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from specdec_lab.training.conversations import Conversation
+from specdec_lab.training.conversations import TrainingText
 from specdec_lab.training.draft_model import DraftLlama
 from specdec_lab.training.settings import FORWARD_KL
 from specdec_lab.training.states import StoredStates
-from specdec_lab.training.unrolled import Batch, acceptance_of, covered_by, loss_of
+from specdec_lab.training.unrolled import TrainingBatch, acceptance_of, covered_by, loss_of
 
 WARM_UP = 0.04  # share of the steps
 CLIP = 1.0
@@ -98,11 +98,11 @@ class Curves:
                 del curve[kept:]
 
 
-class Texts(Dataset[tuple[Conversation, torch.Tensor]]):
+class Texts(Dataset[tuple[TrainingText, torch.Tensor]]):
     """Conversations and their stored states as a dataset."""
 
     def __init__(
-        self, conversations: Sequence[Conversation], states: StoredStates, chosen: Sequence[int]
+        self, conversations: Sequence[TrainingText], states: StoredStates, chosen: Sequence[int]
     ) -> None:
         self.conversations, self.states, self.chosen = conversations, states, list(chosen)
         self.lengths = [len(conversations[n].tokens) for n in self.chosen]
@@ -110,13 +110,13 @@ class Texts(Dataset[tuple[Conversation, torch.Tensor]]):
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def __getitem__(self, item: int) -> tuple[Conversation, torch.Tensor]:
+    def __getitem__(self, item: int) -> tuple[TrainingText, torch.Tensor]:
         number = self.chosen[item]
         return self.conversations[number], self.states.of(number)
 
 
 class Collator:
-    """Makes a `Batch` of texts.
+    """Makes a `TrainingBatch` of texts.
 
     Args:
         embeddings: the target's input embeddings.
@@ -133,14 +133,14 @@ class Collator:
         self.size = size
 
     @torch.no_grad()
-    def __call__(self, texts: Sequence[tuple[Conversation, torch.Tensor]]) -> Batch:
+    def __call__(self, texts: Sequence[tuple[TrainingText, torch.Tensor]]) -> TrainingBatch:
         pad = torch.nn.utils.rnn.pad_sequence
         tokens = pad([torch.tensor(one.tokens) for one, _ in texts], batch_first=True)
         rows = pad([states for _, states in texts], batch_first=True).to(self.device)
         more = max(self.size - tokens.shape[1], 0)
         tokens = functional.pad(tokens.to(self.device), (0, more))
         rows = functional.pad(rows, (0, 0, 0, more))
-        return Batch(
+        return TrainingBatch(
             tokens,
             self.embeddings(tokens).float(),
             rows[..., : -self.width].float(),
@@ -150,7 +150,7 @@ class Collator:
             self._places([one for one, _ in texts]) if self.cuts else None,
         )
 
-    def _places(self, texts: Sequence[Conversation]) -> torch.Tensor:
+    def _places(self, texts: Sequence[TrainingText]) -> torch.Tensor:
         """[B, cuts], at random; they follow from which texts these are, also in a later run."""
         seed = hash(tuple(one.number for one in texts)) % 2**63
         generator = torch.Generator("cpu").manual_seed(seed)
@@ -159,25 +159,11 @@ class Collator:
         return (shares * sizes).long().to(self.device)
 
 
-def train(
-    head: Head,
-    training: Texts,
-    held_out: Texts,
-    collate: Collator,
-    output: torch.Tensor,
-    recipe: Recipe,
-    checkpoint: Path,
-    curves: Curves,
-    *,
-    earlier: Sequence[Any] = (),
-    change: Callable[[int, Batch], Batch] | None = None,
-    advance: Callable[[int, str, float], None] = lambda step, name, loss: None,
-    measured: Callable[[Curves], None] = lambda curves: None,
-    minutes: float | None = None,
-) -> None:
-    """Train a head in place; goes on from a checkpoint where there is one.
+@dataclass
+class Trainer:
+    """Trains a head in place; goes on from a checkpoint where there is one.
 
-    Args:
+    Attributes:
         head: float32, in the state to begin with.
         training, held_out: texts.
         collate: makes batches.
@@ -191,72 +177,116 @@ def train(
         measured: called after each measurement, before the checkpoint is written.
         minutes: a bound on the time; the steps are cut to what the first ones show to fit. A run
             that goes on keeps the number that they were cut to.
-
-    Raises:
-        FloatingPointError: the loss, the gradient or a weight is not finite, by step and value.
     """
-    groups = [{"params": list(head.parameters()), "initial_lr": recipe.learning_rate}]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=BETAS, weight_decay=0.01)
-    first, cut = load_checkpoint(checkpoint, head, optimizer)
-    total = recipe.steps if cut is None else min(cut, recipe.steps)
-    curves.cut(first)
-    if first >= total:
+
+    head: Head
+    training: Texts
+    held_out: Texts
+    collate: Collator
+    output: torch.Tensor
+    recipe: Recipe
+    checkpoint: Path
+    curves: Curves
+    earlier: Sequence[Any] = ()
+    change: Callable[[int, TrainingBatch], TrainingBatch] | None = None
+    advance: Callable[[int, str, float], None] = lambda step, name, loss: None
+    measured: Callable[[Curves], None] = lambda curves: None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        rate, weights = self.recipe.learning_rate, list(self.head.parameters())
+        groups = [{"params": weights, "initial_lr": rate}]
+        self._optimizer = torch.optim.AdamW(groups, lr=rate, betas=BETAS, weight_decay=0.01)
+        # The losses since the last entry of the curves, and their name.
+        self._losses: list[torch.Tensor] = []
+        self._name = ""
+
+    def run(self) -> None:
+        """Train.
+
+        Raises:
+            FloatingPointError: the loss, the gradient or a weight is not finite, by step and value.
+        """
+        head, recipe = self.head, self.recipe
+        first, cut = load_checkpoint(self.checkpoint, head, self._optimizer)
+        total = recipe.steps if cut is None else min(cut, recipe.steps)
+        self.curves.cut(first)
+        if first >= total:
+            head.eval()
+            return
+        began = time.monotonic()
+        schedule = _schedule(self._optimizer, total, first)
+        head.train()
+        if recipe.autocast is not None:
+            head.lm_head = head.lm_head.to(recipe.autocast)  # once, and not for every product
+        batches = _batches(self.training, self.collate, recipe, first)
+        for step, batch in enumerate(batches, start=first + 1):
+            self._step(step, batch, recipe.loss_at(step, total))
+            schedule.step()
+            bound = self.minutes if cut is None and step == first + PACE_STEPS else None
+            if bound is not None:
+                pace = (time.monotonic() - began) / PACE_STEPS
+                cut = total = min(total, step + max(1, int(bound * 60 / pace) - PACE_STEPS))
+                schedule = _schedule(self._optimizer, total, step)
+            if bound is not None or step % recipe.measure_every == 0 or step >= total:
+                self._measure(step)
+                save_checkpoint(self.checkpoint, head, self._optimizer, step, cut)
+            if step >= total:
+                break
         head.eval()
-        return
-    began = time.monotonic()
-    schedule = _schedule(optimizer, total, first)
-    sums, counted, summed = torch.zeros(recipe.draft_steps), 0, ""
 
-    def end_entry(step: int) -> None:
-        nonlocal sums, counted
-        if counted:
-            curves.loss_steps.append(step)
-            curves.losses.append((sums / counted).tolist())
-            curves.loss_names.append(summed)
-            sums, counted = torch.zeros(recipe.draft_steps), 0
-
-    head.train()
-    if recipe.autocast is not None:
-        head.lm_head = head.lm_head.to(recipe.autocast)  # once, and not for every product
-    for step, batch in enumerate(_batches(training, collate, recipe, first), start=first + 1):
-        given = batch if change is None else change(step, batch)
-        name = recipe.loss_at(step, total)
-        if name != summed:
-            end_entry(step - 1)
-            summed = name
-        with torch.autocast(
-            collate.device.type, recipe.autocast, enabled=recipe.autocast is not None
-        ):
-            loss, losses = loss_of(head, given, recipe.draft_steps, name, earlier)
+    def _step(self, step: int, batch: TrainingBatch, name: str) -> None:
+        """One step of the optimiser by the loss of this name."""
+        if name != self._name:
+            self._end_entry(step - 1)
+            self._name = name
+        given = batch if self.change is None else self.change(step, batch)
+        with self._autocast():
+            draft_steps = self.recipe.draft_steps
+            loss, losses = loss_of(self.head, given, draft_steps, name, self.earlier)
         _check_finite("loss", step, loss)
-        optimizer.zero_grad()
+        self._optimizer.zero_grad()
         loss.backward()
-        norm = clip_grad_norm_(head.parameters(), CLIP)
+        norm = clip_grad_norm_(self.head.parameters(), CLIP)
         _check_finite("norm of the gradient", step, norm)
-        optimizer.step()
-        schedule.step()
-        sums += torch.stack(losses).float().cpu()
-        counted += 1
-        advance(step, name, loss.item())
-        bound = minutes if cut is None and step == first + PACE_STEPS else None
-        if bound is not None:
-            pace = (time.monotonic() - began) / PACE_STEPS
-            cut = total = min(total, step + max(1, int(bound * 60 / pace) - PACE_STEPS))
-            schedule = _schedule(optimizer, total, step)
-        if bound is not None or step % recipe.measure_every == 0 or step >= total:
-            end_entry(step)
-            for weight in head.parameters():  # what no later step has read
-                _check_finite("sum of a weight", step, weight.sum())
-            greedy, shared, covered = measure(head, held_out, collate, output, recipe, earlier)
-            curves.steps.append(step)
-            curves.greedy.append(greedy)
-            curves.shared.append(shared)
-            curves.covered.extend(covered)
-            measured(curves)
-            save_checkpoint(checkpoint, head, optimizer, step, cut)
-        if step >= total:
-            break
-    head.eval()
+        self._optimizer.step()
+        self._losses.append(torch.stack(losses).float().cpu())
+        self.advance(step, name, loss.item())
+
+    def _end_entry(self, step: int) -> None:
+        """Add the mean loss of the steps since the last entry to the curves."""
+        if self._losses:
+            self.curves.loss_steps.append(step)
+            self.curves.losses.append(torch.stack(self._losses).mean(dim=0).tolist())
+            self.curves.loss_names.append(self._name)
+            self._losses = []
+
+    def _measure(self, step: int) -> None:
+        """Add the acceptance on held-out texts to the curves."""
+        self._end_entry(step)
+        for weight in self.head.parameters():  # what no later step has read
+            _check_finite("sum of a weight", step, weight.sum())
+        self.head.eval()
+        sums, covered = torch.zeros(3, self.recipe.draft_steps), torch.zeros(2)
+        for batch in DataLoader(self.held_out, self.recipe.batch_size, collate_fn=self.collate):
+            with self._autocast():
+                found = acceptance_of(self.head, batch, self.recipe.draft_steps, self.output)
+                sums += torch.stack(found)
+                if self.earlier:
+                    assert isinstance(self.head, DraftLlama)
+                    covered += covered_by([*self.earlier, self.head.llama], batch, self.output)
+        self.head.train()
+        greedy, shared, count = sums
+        self.curves.steps.append(step)
+        self.curves.greedy.append((greedy / count.clamp(min=1)).tolist())
+        self.curves.shared.append((shared / count.clamp(min=1)).tolist())
+        if self.earlier:
+            self.curves.covered.append(float(covered[0] / covered[1].clamp(min=1)))
+        self.measured(self.curves)
+
+    def _autocast(self) -> torch.autocast:
+        dtype = self.recipe.autocast
+        return torch.autocast(self.collate.device.type, dtype, enabled=dtype is not None)
 
 
 def _check_finite(what: str, step: int, value: torch.Tensor) -> None:
@@ -264,36 +294,6 @@ def _check_finite(what: str, step: int, value: torch.Tensor) -> None:
         raise FloatingPointError(
             f"training has diverged: the {what} in step {step} is {value.item()}"
         )
-
-
-def measure(
-    head: Head,
-    held_out: Texts,
-    collate: Collator,
-    output: torch.Tensor,
-    recipe: Recipe,
-    earlier: Sequence[Any] = (),
-) -> tuple[list[float], list[float], list[float]]:
-    """Acceptance on held-out texts.
-
-    Returns:
-        Of each draft step, of greedy and of drawn drafts; and, where there are earlier draft
-        models, how often one of all drafts the target's choice.
-    """
-    head.eval()
-    sums, covered = torch.zeros(3, recipe.draft_steps), torch.zeros(2)
-    for batch in DataLoader(held_out, recipe.batch_size, collate_fn=collate):
-        with torch.autocast(
-            collate.device.type, recipe.autocast, enabled=recipe.autocast is not None
-        ):
-            sums += torch.stack(acceptance_of(head, batch, recipe.draft_steps, output))
-            if earlier:
-                assert isinstance(head, DraftLlama)
-                covered += covered_by([*earlier, head.llama], batch, output)
-    head.train()
-    greedy, shared, count = sums
-    shares = [(one / count.clamp(min=1)).tolist() for one in (greedy, shared)]
-    return shares[0], shares[1], [float(covered[0] / covered[1].clamp(min=1))] * bool(earlier)
 
 
 def _schedule(
@@ -306,7 +306,9 @@ def _schedule(
     return schedule
 
 
-def _batches(texts: Texts, collate: Collator, recipe: Recipe, first: int) -> Iterator[Batch]:
+def _batches(
+    texts: Texts, collate: Collator, recipe: Recipe, first: int
+) -> Iterator[TrainingBatch]:
     """Batches without end, from number ``first``; their order follows from the seed alone."""
     epoch = 0
     per_epoch = -(-len(texts) // recipe.batch_size)

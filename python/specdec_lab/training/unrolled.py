@@ -32,7 +32,7 @@ DECAY = 0.8  # weight of a draft step, relative to the one before it
 
 
 @dataclass
-class Batch:
+class TrainingBatch:
     """Texts of a training step, padded on the right.
 
     Attributes:
@@ -79,7 +79,7 @@ class Batch:
         return valid & (ends + 1 >= self.answers[:, None]) if answers else valid
 
 
-def unroll(head: Head, batch: Batch, steps: int) -> Iterator[torch.Tensor]:
+def unroll(head: Head, batch: TrainingBatch, steps: int) -> Iterator[torch.Tensor]:
     """Logits [B, T - k or C, draft vocabulary] of each draft step k, from 1; or of head k."""
     if isinstance(head, ParallelHeads):
         states = head.states(batch.final.float())
@@ -134,7 +134,7 @@ def _attend(
 
 def loss_of(
     head: Head,
-    batch: Batch,
+    batch: TrainingBatch,
     steps: int,
     loss: str = FORWARD_KL,
     earlier: Sequence[Any] = (),
@@ -172,7 +172,7 @@ def _labels(head: Head, final: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def acceptance_of(
-    head: Head, batch: Batch, steps: int, output: torch.Tensor
+    head: Head, batch: TrainingBatch, steps: int, output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sums over the answers' places, each [steps] on the host.
 
@@ -198,7 +198,7 @@ def acceptance_of(
 
 
 @torch.no_grad()
-def covered_by(drafters: Sequence[Any], batch: Batch, output: torch.Tensor) -> torch.Tensor:
+def covered_by(drafters: Sequence[Any], batch: TrainingBatch, output: torch.Tensor) -> torch.Tensor:
     """[2] on the host: the answers' places where a draft model's choice is the target's, and all.
 
     Args:

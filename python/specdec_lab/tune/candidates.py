@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec_hf.cli.checks import Settings, Sources, check, has_own_tree
@@ -24,7 +24,7 @@ DRAFTERS_TRIED = (
     AUTO, "prompt_lookup", "suffix_automaton", "ngram", "nasd", "token_recycling", "lookahead",
     f"prompt_lookup{MERGED}suffix_automaton",
 )  # fmt: skip
-LENGTHS_TRIED = (3, 5, 10)  # beside the default of the command line
+LENGTHS_TRIED = (3, 7, 10)  # beside the default
 TREES_TRIED = ("4,2,1", "2,2,1,1")
 # What a candidate says beside its drafters; the last is the user's, and the same for all.
 OPTIONS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "tree", "compile")
@@ -38,21 +38,21 @@ class Candidate:
 
     Attributes:
         given: its settings as a user would give them.
-        named: whether the user named the drafter. Others are left out, with a remark, where the
-            model refuses them.
         settings: the same, completed.
         sources: the models that they name.
+        named: whether the user named the drafter. Others are left out, with a remark, where the
+            model refuses them.
     """
 
     given: Settings
+    settings: Settings
+    sources: Sources
     named: bool = False
-    settings: Settings = field(init=False)
-    sources: Sources = field(init=False)
 
-    def __post_init__(self) -> None:
-        settings = replace(self.given, sampling=dict(self.given.sampling))
-        object.__setattr__(self, "sources", check(settings))
-        object.__setattr__(self, "settings", settings)
+    @classmethod
+    def of(cls, given: Settings, *, named: bool = False) -> Candidate:
+        """The candidate of settings that are still to be checked."""
+        return cls(given, *check(given), named)
 
     @property
     def name(self) -> str:
@@ -95,14 +95,16 @@ class Candidate:
 
     def variant(self, **changes: Any) -> Candidate:
         """The same with other settings, which the user did not ask for."""
-        return Candidate(replace(self.given, **changes))
+        return Candidate.of(replace(self.given, **changes))
 
 
 def first_candidates(common: Settings, named: Iterable[str]) -> list[Candidate]:
     """The drafters with their defaults: those that need nothing, and those that the user names."""
     asked = [*named]
     names = dict.fromkeys([*DRAFTERS_TRIED, *asked])
-    return [Candidate(replace(common, drafter=merged(name)), name in asked) for name in names]
+    return [
+        Candidate.of(replace(common, drafter=merged(name)), named=name in asked) for name in names
+    ]
 
 
 def shapes_of(candidate: Candidate) -> list[Candidate]:

@@ -13,7 +13,7 @@ from specdec_hf.arguments import split_options
 from specdec_hf.cli import options
 from specdec_hf.cli.checks import Settings, Sources, takes_settings
 from specdec_hf.cli.options import LIMIT, POSITIVE, option
-from specdec_hf.cli.prompts import Prompt, read_prompts
+from specdec_hf.cli.prompts import Question, read_prompts
 from specdec_hf.cli.run import check_prompts, load_models, progress, progress_bar
 from specdec_hf.cli.terminal import INTERRUPTED as EXIT
 from specdec_hf.cli.terminal import console, fail, visible
@@ -31,7 +31,7 @@ from specdec_lab.tune.candidates import (
 if TYPE_CHECKING:
     from specdec_hf.cli.load import Loaded
 
-    from specdec_lab.tune.search import Found, Trial
+    from specdec_lab.tune.search import Trial, TuneResult
 
 COLUMNS = ("tokens/s", "speculation", "90 %", "tau", "same")
 clock = time.perf_counter
@@ -76,7 +76,7 @@ def tune(
     Drafters are measured first, then lengths, trees and schedules of the best, each in turns with
     this library without drafts. Ctrl-C ends the search and prints what it has found.
     """
-    plain = Candidate(replace(settings, drafter=["none"]))
+    plain = Candidate.of(replace(settings, drafter=["none"]))
     without_drafts, target = plain.settings, plain.sources.model
     candidates = first_candidates(settings, drafter)
     for name in drafter:
@@ -111,7 +111,7 @@ def tune(
 
 
 def _load(
-    without_drafts: Settings, target: Any, candidates: Sequence[Candidate], prompts: list[Prompt]
+    without_drafts: Settings, target: Any, candidates: Sequence[Candidate], prompts: list[Question]
 ) -> tuple[Loaded, dict[str, Any], list[Candidate], dict[str, str]]:
     """The target, the drafters by their names, the candidates, and why others are left out."""
     sources = {
@@ -152,7 +152,7 @@ def _search(
     without_drafts: Settings,
     seconds: float,
     left_out: dict[str, str],
-) -> Found:
+) -> TuneResult:
     """Measure all stages; the table of each is printed when it is done."""
     from specdec_lab.tune.measure import Answers
     from specdec_lab.tune.search import OutOfTimeError, search
@@ -199,7 +199,7 @@ def _print_stage(without_drafts: Settings, stage: str, trials: list[Trial]) -> N
     print_figures(f"{stage}, compared with this library without drafts", ("", *names), lines)
 
 
-def _conclude(found: Found) -> None:
+def _conclude(found: TuneResult) -> None:
     """The choice, and the three speeds that it has."""
     lines, chosen, best = [], found.chosen, found.best
     if found.ended and best is not None:

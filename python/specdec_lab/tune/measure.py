@@ -18,13 +18,13 @@ from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.schedules.costs import Measured
 
-from specdec_lab.bench.runs import WITHOUT, Batch, Config, Turns, run_turns, warm_up
+from specdec_lab.bench.runs import WITHOUT, Config, PromptBatch, Turns, run_turns, warm_up
 from specdec_lab.tune.candidates import Candidate
 from specdec_lab.tune.search import Trial
 
 
 class Answers:
-    """The `Measurement` of a model and its prompts.
+    """The `TrialRunner` of a model and its prompts.
 
     Calls remember what drafts of a class were worth in earlier calls. Each candidate has memories
     of its own, so that one of ten tokens does not decide how soon one of three drafts.
@@ -44,7 +44,7 @@ class Answers:
         self,
         loaded: Loaded,
         drafters: Mapping[str, Any],
-        batches: list[Batch],
+        batches: list[PromptBatch],
         settings: Settings,
         advance: Callable[[str], None],
     ) -> None:

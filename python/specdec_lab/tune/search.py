@@ -114,7 +114,7 @@ class Trial:
         return sum(one.mine.identical for one in self.every)
 
 
-class Measurement(Protocol):
+class TrialRunner(Protocol):
     """Who answers prompts with candidates.
 
     Each method raises `OutOfTimeError` before an answer for which it is too late.
@@ -131,7 +131,7 @@ class Measurement(Protocol):
 
 
 @dataclass
-class Found:
+class TuneResult:
     """The result of `search`.
 
     Attributes:
@@ -181,32 +181,32 @@ class Found:
 
 def search(
     first: Sequence[Candidate],
-    measurement: Measurement,
+    runner: TrialRunner,
     seconds: float,
     clock: Callable[[], float],
     *,
     exact: bool,
     on_stage: Callable[[str, list[Trial]], None] = lambda stage, trials: None,
-) -> Found:
+) -> TuneResult:
     """Measure drafters, then lengths, trees and schedules of the best, then the best of all anew.
 
     Args:
         first: the candidates of the first stage.
-        measurement: answers prompts, and ends the search with `OutOfTimeError`.
+        runner: answers prompts, and ends the search with `OutOfTimeError`.
         seconds: all that it may take. Stages for which there is no time are left out, and so are
             finalists.
         clock: gives seconds.
         exact: whether answers must have the text of plain decoding to be taken.
         on_stage: called after each stage.
     """
-    found, told = Found(), set[str]()
+    found, told = TuneResult(), set[str]()
 
     def tell(stage: str, trials: list[Trial]) -> None:
         on_stage(stage, trials)
         told.add(stage)
 
     try:
-        _stages(found, first, measurement, seconds, clock, tell)
+        _stages(found, first, runner, seconds, clock, tell)
     except OutOfTimeError:
         found.ended = OUT_OF_TIME
     except BaseException as error:
@@ -229,9 +229,9 @@ def search(
 
 
 def _stages(
-    found: Found,
+    found: TuneResult,
     first: Sequence[Candidate],
-    measurement: Measurement,
+    runner: TrialRunner,
     seconds: float,
     clock: Callable[[], float],
     on_stage: Callable[[str, list[Trial]], None],
@@ -240,22 +240,22 @@ def _stages(
     start = clock()
     end = start + seconds
     for number in range(GENERATED):
-        found.generated.append(measurement.compare(number))
+        found.generated.append(runner.compare(number))
         if clock() - start > GENERATED_SHARE * seconds:
             break
     began = clock()
-    first = measurement.ready(first)
+    first = runner.ready(first)
     auto = [one for one in first if one.settings.drafter == [AUTO]]
     pace = (clock() - began) / max(1, len(first))  # seconds of an answer and that without drafts
 
     def stage(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
         nonlocal pace
-        taken, kept = measurement.ready(candidates), KEPT[name]
+        taken, kept = runner.ready(candidates), KEPT[name]
         if len(taken) <= kept:  # nothing is to be left out
             return taken
         began, share = clock(), STAGES[name] * (end - clock())
         found.stages[name] = trials = list(map(Trial, taken))
-        trials = halve(trials, measurement.answer, share, kept, clock)
+        trials = halve(trials, runner.answer, share, kept, clock)
         pace = (clock() - began) / sum(len(trial.every) for trial in trials)
         found.stages[name] = trials
         on_stage(name, trials)
@@ -278,7 +278,7 @@ def _stages(
         return
     number = int((end - clock()) / max(pace * MIN_BATCHES, 1e-9))  # for which there is time
     found.stages["finalists"] = finalists = list(map(Trial, best[: max(1, number)]))
-    repeat(finalists, measurement.answer, end - clock(), MIN_BATCHES, clock)
+    repeat(finalists, runner.answer, end - clock(), MIN_BATCHES, clock)
     found.stages["finalists"] = ranked(finalists)
     on_stage("finalists", found.stages["finalists"])
 
