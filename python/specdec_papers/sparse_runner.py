@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from specdec_hf.runner.policy import ForwardPolicy
+from specdec_hf.runner.forwards import ForwardPolicy
 from specdec_hf.runner.protocol import Lengths, to_device
 from specdec_hf.runner.spec_runner import SpecRunner
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from specdec_hf.runner.comparison import CacheCheck, checks_of, compare, tolerance_of
+from specdec_hf.runner.forwards import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.packed.decoder_layer import unfused
-from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.protocol import (
     Lengths,
     forward_arguments,

@@ -13,7 +13,7 @@ from specdec_hf.extras.compiled import compiled_call, forward
 from specdec_hf.extras.compiled import head_step as compiled_step
 from specdec_hf.heads.eagle_family import draft as head_draft
 from specdec_hf.loop import begin, plan
-from specdec_hf.runner import forwards, policy
+from specdec_hf.runner import forwards
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -155,9 +155,9 @@ def record_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Record ops, and let layers run as they are: torch.compile gives no ops to record."""
     for module in (forward, compiled_step):
         monkeypatch.setattr(module, "recorder_for", lambda device: OpRecorder())
-    for module in (policy, compiled_call):
+    for module in (forwards, compiled_call):
         monkeypatch.setattr(module, "BUCKETS", FEW_WIDTHS)
-    monkeypatch.setattr(policy, "LEAST_SLOTS", FEW_SLOTS)
+    monkeypatch.setattr(forwards, "LEAST_SLOTS", FEW_SLOTS)
     run_layers_as_they_are(monkeypatch)
 
 

@@ -8,7 +8,7 @@ import torch
 from hf.recorded_ops import CHANGES, REFUSED, compile_on_cpu, run_layers_as_they_are
 from specdec_hf.extras.compiled import forward as compiled
 from specdec_hf.extras.compiled.layers import LayerGraphs
-from specdec_hf.runner.policy import ForwardPolicy
+from specdec_hf.runner.forwards import ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
 from support.hf_models import build, decode, prompts
 from torch._dynamo.utils import counters

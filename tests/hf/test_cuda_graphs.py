@@ -13,7 +13,7 @@ from specdec_hf import SpeculativeDecoder, generate
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.extras.compiled import compiled_call, cuda_graphs
 from specdec_hf.loop import begin
-from specdec_hf.runner import policy
+from specdec_hf.runner import forwards
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.protocol import CACHE_NAME
 from support.hf_models import build, decode, prompts, with_noise
@@ -58,7 +58,7 @@ def test_the_text_is_that_without_graphs(llama, kind, lengths):
 
 def few_slots(monkeypatch):
     """Let the slots that a forward sees, and the buffers, grow several times in a call."""
-    monkeypatch.setattr(policy, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(forwards, "LEAST_SLOTS", 16)
     monkeypatch.setattr(begin, "SLOTS_AHEAD", 2)
     monkeypatch.setattr(compiled_call, "BUCKETS", (1, 4))
 

@@ -9,10 +9,9 @@ from specdec_hf.extras.compiled import cuda_graphs, forward
 from specdec_hf.extras.compiled import head_step as compiled_step
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.eagle_family.cache import HeadCache
-from specdec_hf.runner.forwards import Borrower, CompileStats
+from specdec_hf.runner.forwards import BUCKETS, Borrower, CompileStats
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
-from specdec_hf.runner.policy import BUCKETS
 from support import hf_models
 from support.hf_models import decode, head_for, outcome
 

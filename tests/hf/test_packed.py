@@ -9,11 +9,11 @@ import pytest
 import torch
 from hf.recorded_ops import CHANGES, REFUSED
 from specdec_hf import EagleTree, generate
+from specdec_hf.runner.forwards import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.packed import attention
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed import model as packing
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
-from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
 from support.hf_models import build, decode, prompts, unchanged, with_noise
 

@@ -16,7 +16,7 @@ from specdec_hf.loop.session import CommittedTokens, Sequences, Session
 from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.options import Options
 from specdec_hf.request.call import Call
-from specdec_hf.runner.forwards import Borrower, compiles_on
+from specdec_hf.runner.forwards import Borrower, compiles_on, width_of
 from specdec_hf.runner.protocol import Lengths, Runner
 
 SLOTS_AHEAD = 512  # slots and tokens allocated beyond the prompt before cache and text have to grow
@@ -118,7 +118,7 @@ def _statistics(
     )
 
 
-def _choose_forwards(plan: Plan, runner: Any, stats: SpecStats, borrower: Borrower) -> None:
+def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, borrower: Borrower) -> None:
     """Report how the forwards run, and let them run compiled where the options say so."""
     model, options = plan.model, plan.options
     _, packed = plan.packing
@@ -141,7 +141,7 @@ def _choose_forwards(plan: Plan, runner: Any, stats: SpecStats, borrower: Borrow
         if stats.compiled.eager:
             stats.note(f"{type(model).__name__} runs eagerly: {stats.compiled.eager}")
         else:
-            plan.pace.costs.padded = runner.policy.width
+            plan.pace.costs.padded = width_of
 
 
 def _drafter_call(

@@ -7,8 +7,8 @@ from typing import Any
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 
+from specdec_hf.runner.forwards import AS_THE_MODEL, ForwardPolicy
 from specdec_hf.runner.plain_runner import NoCacheRunner, PlainRunner
-from specdec_hf.runner.policy import AS_THE_MODEL, ForwardPolicy
 from specdec_hf.runner.protocol import CacheRequest, Runner, is_encoder_decoder, keeps_cache
 from specdec_hf.runner.spec_runner import SpecRunner, unsupported_reason
 

@@ -11,8 +11,8 @@ from transformers.cache_utils import Cache
 from specdec_hf.arguments import Refused
 from specdec_hf.runner.cache_kinds import CACHE_KINDS, NAMED_KINDS, CacheKind, kinds_to_try
 from specdec_hf.runner.comparison import CacheCheck, coarse_arithmetic
+from specdec_hf.runner.forwards import ForwardPolicy
 from specdec_hf.runner.packed.model import PackedModel
-from specdec_hf.runner.policy import ForwardPolicy
 from specdec_hf.runner.protocol import CacheRequest, Runner
 
 

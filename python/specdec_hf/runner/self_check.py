@@ -24,8 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 from specdec_hf.arguments import is_integer
 from specdec_hf.runner.cache_kinds import CacheKind
 from specdec_hf.runner.comparison import CacheCheck, Comparison, checks_of, compare, tolerance_of
+from specdec_hf.runner.forwards import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.plain_runner import NoCacheRunner, PlainRunner
-from specdec_hf.runner.policy import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.protocol import (
     CacheRequest,
     Lengths,

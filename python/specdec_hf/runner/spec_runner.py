@@ -16,8 +16,8 @@ import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from specdec_hf.runner.forwards import AS_THE_MODEL, FIRST, SINGLE, ForwardPolicy, is_long, padded
 from specdec_hf.runner.packed.model import is_packed
-from specdec_hf.runner.policy import AS_THE_MODEL, FIRST, SINGLE, ForwardPolicy, is_long, padded
 from specdec_hf.runner.protocol import (
     CACHE_NAME,
     TOKENS_OF_A_PASS,

@@ -20,8 +20,7 @@ from specdec_hf.extras.compiled.forward import (
     compiled_forward,
     difference_in,
 )
-from specdec_hf.runner.forwards import Borrower, CompileStats
-from specdec_hf.runner.policy import BUCKETS, FIRST, ForwardPolicy
+from specdec_hf.runner.forwards import BUCKETS, FIRST, Borrower, CompileStats, ForwardPolicy
 from specdec_hf.runner.protocol import Runner
 from specdec_hf.runner.self_check import PASSING, CheckPlan, one_line, undisturbed
 from specdec_hf.runner.spec_runner import SpecRunner

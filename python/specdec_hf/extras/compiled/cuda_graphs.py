@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.cache_utils import Cache
 
 from specdec_hf.runner.comparison import compare
-from specdec_hf.runner.forwards import Borrower
-from specdec_hf.runner.policy import ForwardPolicy, is_long
+from specdec_hf.runner.forwards import Borrower, ForwardPolicy, is_long
 from specdec_hf.runner.self_check import one_line
 from specdec_hf.runner.spec_cache import Cursor, SpecCache, SpecLayer
 from specdec_hf.runner.spec_runner import SpecRunner

@@ -28,10 +28,9 @@ from specdec_hf.extras.compiled.layers import (
     replaced_layer,
 )
 from specdec_hf.runner.comparison import tolerance_of
-from specdec_hf.runner.forwards import Borrower
+from specdec_hf.runner.forwards import BUCKETS, Borrower, ForwardPolicy
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.module_copy import copy_reason, structure_of
-from specdec_hf.runner.policy import BUCKETS, ForwardPolicy
 from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_hf.runner.self_check import (
     DIFFERENT,

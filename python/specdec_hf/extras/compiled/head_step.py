@@ -19,9 +19,8 @@ from specdec_hf.heads.eagle_family.cache import HeadCache
 from specdec_hf.heads.eagle_family.head import PairHead
 from specdec_hf.heads.eagle_family.step import PAIRS, PackedStep, PairStep, difference_of, inputs_of
 from specdec_hf.runner.comparison import tolerance_of
-from specdec_hf.runner.forwards import Borrower, CompileStats
+from specdec_hf.runner.forwards import Borrower, CompileStats, padded, width_of
 from specdec_hf.runner.model_record import record_of
-from specdec_hf.runner.policy import padded, width_of
 from specdec_hf.runner.self_check import one_line
 
 # Inputs of a step with a row for each pair.

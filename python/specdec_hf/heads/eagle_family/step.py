@@ -19,11 +19,11 @@ from torch.nn import functional
 from specdec_hf.heads.eagle_family.cache import HeadCache
 from specdec_hf.heads.eagle_family.head import PairHead
 from specdec_hf.runner.comparison import compare, tolerance_of
+from specdec_hf.runner.forwards import is_long
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.module_copy import copied
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy, bytes_of, unpacked_reason
 from specdec_hf.runner.packed.model import PackedStats, check_packable, resident_bytes
-from specdec_hf.runner.policy import is_long
 from specdec_kernels import kv_append_
 
 
