@@ -187,9 +187,10 @@ class DraftedRound:
         for b in np.flatnonzero(self.session.history.active).tolist():
             nodes, above = tokens[b].tolist(), parents[b].tolist()
             steps = path[b, : accepted[b]].tolist()
-            end = [nodes[n] for n in steps] if ends_in_draft[b] else None
-            children, drafted[b], depths[b] = _children(nodes, above, end)
-            rejected[b] = self._record_trials(b, steps, nodes, above, children, reached[b])
+            end = tuple(nodes[n] for n in steps) if ends_in_draft[b] else None
+            texts = _drafted_texts(nodes, above, end)
+            drafted[b], depths[b] = len(texts) - 1, max(map(len, texts.values()))
+            rejected[b] = self._record_trials(b, steps, above, texts, reached[b])
             tried[b] = accepted[b] + bool(rejected[b])
         return DraftCounts(drafted, depths, tried, rejected)
 
@@ -197,28 +198,30 @@ class DraftedRound:
         self,
         b: int,
         path: list[int],
-        tokens: list[int],
         parents: list[int],
-        children: dict[int, list[int]],
+        texts: dict[int, tuple[int, ...]],
         reached: NDArray[np.int64],
     ) -> list[int]:
         """Record the trials along a path; returns the tokens that were rejected behind it."""
         stats = self.session.stats.sequences[self.session.sequences.numbers[b]]
         # These rules keep the children of equal siblings apart; others merge such siblings.
         apart = self.session.rule in ("traversal", CUSTOM_RULE)
-        members = [-1]
-        for above, node in zip([-1, *path], [*path, None], strict=True):
-            if apart:  # traversal merges them where it is greedy, so the parent may be another
-                members = [above if node is None else parents[node]]
-            siblings = sorted(n for m in members for n in children.get(m, ()))
-            trials = _trials(siblings, tokens, reached, node)
-            if node is None:  # no sibling is left where the text ended with the last node
-                stats.record_trials(len(trials), None)
-                return list(dict.fromkeys(tokens[n] for n in trials))
-            trial = trials.index(node)
+
+        def family(node: int) -> int | tuple[int, ...]:
+            return parents[node] if apart else texts[node][:-1]
+
+        children: dict[int | tuple[int, ...], list[int]] = {}
+        for n in texts:
+            if n >= 0:
+                children.setdefault(family(n), []).append(n)
+        for node in path:
+            trial = _trials(children[family(node)], texts, reached, node).index(node)
             stats.record_trials(trial + 1, trial)
-            members = [n for n in siblings if tokens[n] == tokens[node]]
-        return []
+        # No sibling is left where the text ended with the last node.
+        last = path[-1] if path else -1
+        rejected = _trials(children.get(last if apart else texts[last], []), texts, reached, None)
+        stats.record_trials(len(rejected), None)
+        return list(dict.fromkeys(texts[n][-1] for n in rejected))
 
     def rows(self, taken: Taken) -> NDArray[np.int64]:
         """[B, n], the row of logits that each emitted token was chosen from."""
@@ -302,24 +305,25 @@ def verify_without_residual(
     return second._replace(status=first.status | second.status, accept_probs=first.accept_probs)
 
 
-def _children(
-    tokens: list[int], parents: list[int], end: list[int] | None
-) -> tuple[dict[int, list[int]], int, int]:
-    """The children of each present node, the number of present nodes, and their largest depth.
+def _drafted_texts(
+    tokens: list[int], parents: list[int], end: tuple[int, ...] | None
+) -> dict[int, tuple[int, ...]]:
+    """The tokens down to each present node; those of the root, -1, are none.
 
     Nodes behind the path of tokens ``end`` are absent, where a text ends with it.
     """
-    paths: dict[int, list[int]] = {-1: []}
-    children: dict[int, list[int]] = {}
+    texts: dict[int, tuple[int, ...]] = {-1: ()}
     for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if token >= 0 and parent in paths and paths[parent] != end:
-            paths[n] = [*paths[parent], token]
-            children.setdefault(parent, []).append(n)
-    return children, len(paths) - 1, max(map(len, paths.values()))
+        if token >= 0 and parent in texts and texts[parent] != end:
+            texts[n] = (*texts[parent], token)
+    return texts
 
 
 def _trials(
-    siblings: list[int], tokens: list[int], reached: NDArray[np.int64], accepted: int | None
+    siblings: list[int],
+    texts: dict[int, tuple[int, ...]],
+    reached: NDArray[np.int64],
+    accepted: int | None,
 ) -> list[int]:
     """The siblings that count as trials: those that the op compared, and of others each token once.
 
@@ -331,6 +335,6 @@ def _trials(
         return siblings
     trials: list[int] = []
     for n in siblings:
-        if n == accepted or reached[n] or tokens[n] not in {tokens[m] for m in trials}:
+        if n == accepted or reached[n] or texts[n] not in [texts[m] for m in trials]:
             trials.append(n)
     return trials
