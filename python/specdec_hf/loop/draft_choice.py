@@ -118,14 +118,6 @@ def with_rule_of_ablation(call: Call, options: Options, asked: DraftChoice) -> D
     return replace(asked, rule="token")
 
 
-def beam_choice(call: Call, asked: DraftChoice) -> DraftChoice:
-    """What drafts in a beam search, which "auto" leaves to itself."""
-    assert call.beams is not None
-    if asked.drafter != AUTO or asked.tree is not None:
-        return asked
-    return nothing(asked, f"num_beams={call.beams.num_beams} needs a draft model")
-
-
 def choices(model: Any, call: Call, asked: DraftChoice) -> list[Callable[[str], DraftChoice]]:
     """What to try, one after the other; each is told why the one before it was refused."""
     if asked.drafter != AUTO or asked.tree is not None:  # only drafters serve ``tree``

@@ -22,8 +22,9 @@ from specdec_hf.arguments import Refused, shown
 from specdec_hf.drafters.model import DraftModel, ModelDrafter
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.call import DrafterCall, Forwards
+from specdec_hf.drafting.registry import AUTO
 from specdec_hf.loop.begin import SLOTS_AHEAD, committed_prompts
-from specdec_hf.loop.draft_choice import DraftChoice, asked_choice, beam_choice
+from specdec_hf.loop.draft_choice import DraftChoice, asked_choice, nothing
 from specdec_hf.loop.draft_length import (
     DraftLengthPolicy,
     Pace,
@@ -119,7 +120,8 @@ def beam_search(model: Any, call: Call, options: Options) -> SpecOutput:
     num_beams = call.beams.num_beams
     choice = asked_choice(options, call.assistant)
     check_beam_options(call, options, choice)
-    choice = beam_choice(call, choice)
+    if choice.drafter == AUTO and choice.tree is None:
+        choice = nothing(choice, f"num_beams={num_beams} needs a draft model")
     call = replace(call, notes=[*call.notes, *choice.notes])
     room = tokens_before_rope_switch(model, int(call.mask.sum(axis=1).max()))
     if rereads_at_rope_switch(model) and room is not None and room < call.stopping.max_new_tokens:
