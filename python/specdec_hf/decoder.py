@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from specdec_hf.api import check_stop_strings, decode
 from specdec_hf.arguments import check_integer, check_sequence, shown
 from specdec_hf.loop.begin import begin
-from specdec_hf.loop.output import SpecOutput, finish
-from specdec_hf.loop.rounds import step
+from specdec_hf.loop.output import SpecOutput
+from specdec_hf.loop.rounds import rounds
 from specdec_hf.loop.streaming import Step
 from specdec_hf.options import Options
 from specdec_hf.request.call import Call
@@ -126,13 +126,7 @@ class SpeculativeDecoder(Options):
         if source is not None:
             seed = self.seed if seed is None else seed
             return (yield from self._joined(model, (call, seed, cancelled), source, chunk))
-        session = begin(model, call, self, seed)
-        try:
-            while not session.done:
-                yield from step(session)
-            return finish(session)
-        finally:
-            session.borrower.held = False
+        return (yield from rounds(begin(model, call, self, seed)))
 
     def _prepare(
         self,

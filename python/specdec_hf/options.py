@@ -1,4 +1,6 @@
-"""The loop's own options, each declared once: name, type, default, text and check.
+"""The loop's own options: name, type, default, text and check of each.
+
+The signature of `generate` repeats names, types and defaults, which a test compares.
 
 `generate` and `SpeculativeDecoder` take `Options`. The command line takes `CommonOptions`, reads
 their texts and makes their checks. The list that docs/loop.md ends with is made of the texts.
@@ -159,7 +161,8 @@ class CommonOptions:
         never counted lossless; see docs/rules.md#a-rule-of-your-own. Others are lossy; see
         docs/loop.md#lossy-rules. "auto" is lossless: greedy without sampling; with sampling the
         first rule of the drafter: for chains block where the drafts of a named drafter come with
-        their distribution, and token otherwise; for trees what docs/loop.md#trees lists first.""",
+        their distribution, match where drafter "auto" drafts chains, and token otherwise; for trees
+        what docs/loop.md#trees lists first.""",
         default="auto",
         with_beams=("auto", "greedy"),
     )
@@ -277,7 +280,9 @@ class Options(CommonOptions):
     )
 
     def __post_init__(self) -> None:
-        numbers = (self.num_assistant_tokens, *(getattr(self, name) for name in ALIASES))
+        check = COMMON["num_assistant_tokens"].metadata["check"]
+        names = ("num_assistant_tokens", *ALIASES)
+        numbers = [check(name, getattr(self, name)) for name in names]
         number = resolve_num_assistant_tokens(*numbers, tree=self.tree)
         given = {**vars(self), **dict.fromkeys(ALIASES), "num_assistant_tokens": number}
         for option in fields(Options):

@@ -381,10 +381,12 @@ def test_a_round_is_read_as_its_tensors_hold_it(kind, ids):
     extra = torch.tensor([[31, 32], [33, 34]]), torch.tensor([[41], [42]], dtype=torch.int32)
     with spied_reads() as (_, reads):
         read = read_verdict(
-            Verdict(*(x.as_subclass(kind) for x in verdict)), *(x.as_subclass(kind) for x in extra)
+            Verdict(*(x.as_subclass(kind) for x in verdict)),
+            {str(n): x.as_subclass(kind) for n, x in enumerate(extra)},
         )
     assert (reads == ["cpu", "numpy"]) == (kind is OnDevice)
     for name in ("tokens", "num_accepted", "status", "logprobs"):
         assert getattr(read, name).tolist() == getattr(verdict, name).tolist()
-    assert [x.tolist() for x in read.extra] == [x.tolist() for x in extra]
-    assert {str(x.dtype) for x in (read.tokens, read.num_accepted, *read.extra)} == {"int64"}
+    assert [x.tolist() for x in read.draft.values()] == [x.tolist() for x in extra]
+    kinds = (read.tokens, read.num_accepted, *read.draft.values())
+    assert {str(x.dtype) for x in kinds} == {"int64"}

@@ -208,6 +208,7 @@ def test_lenient_needs_a_drafter_whose_distribution_can_be_compared():
             return None
 
     assert run(drafter=Matching(), **CASES["typical"]).stats.rule == "typical"
+    assert run(drafter="prompt_lookup", **TYPICAL, do_sample=False).stats.rule == "greedy"
     assert run(drafter=Matching(), **CASES["top_beta"]).stats.rule == "top_beta"
     with pytest.raises(ValueError, match="rule must be 'auto', 'match', 'typical', 'top_beta' wi"):
         run(drafter=Matching(), **CASES["lenient"])

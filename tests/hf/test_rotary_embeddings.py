@@ -54,7 +54,7 @@ def own_text(kind, lengths):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "phi3"])
-@pytest.mark.parametrize("lengths", [(9,), (30,), (9, 4, 12), (20, 30)], ids=str)
+@pytest.mark.parametrize("lengths", [(9,), (BOUND,), (30,), (9, 4, 12), (20, 30)], ids=str)
 def test_text_with_drafts_turns_where_plain_text_does(kind, lengths):
     own = own_text(kind, lengths)
     for settings in ({}, {"tree": (2, 1)}, {"drafter": "auto"}, {"cache": "aligned"}):

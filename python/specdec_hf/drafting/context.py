@@ -17,7 +17,7 @@ from specdec_hf.runner.protocol import HiddenStates, Lengths, to_device
 class History:
     """The committed tokens of every sequence, without padding, on the host.
 
-    A drafter cannot write to the arrays that it gets, and the loop reads none of them.
+    NumPy refuses a drafter's writes to the arrays that it gets, and the loop reads none of them.
 
     Attributes:
         tokens: [B, C] int64; sequence ``b`` holds ``lengths[b]`` tokens, and zeros follow them.
@@ -125,8 +125,8 @@ class CommittedStates:
         taken, counts = _first(np.concatenate(columns, axis=1))
         return _at([torch.cat([states for states, _ in rounds], dim=1)], taken), counts
 
-    def take_first(self, size: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
-        """As `take`, but of each sequence at most ``size`` tokens; its last one always waits."""
+    def pop_first(self, size: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        """As `pop`, but of each sequence at most ``size`` tokens; its last one always waits."""
         states, counts = self.pop()
         taken = np.clip(counts - 1, 0, size)
         left = counts - taken

@@ -1,7 +1,6 @@
 """Trained drafters: small modules that read the target's hidden states.
 
-Each kind has a file, or a folder, with its module, its files and its drafter. base.py, files.py,
-placed.py, parallel.py, speculators.py and the folders pairs and blocks hold what kinds share;
-shipped.py finds the head of a target, and auto.py drafts with it. How heads are trained is in
-lab/training.
+eagle3 is a kind: its module, its files and its drafters. base.py, files.py, placed.py,
+speculators.py and the folder eagle_family hold what kinds share, those of specdec_papers too;
+shipped.py finds the head of a target, auto.py drafts with it, and specdec_lab.training trains.
 """

@@ -1,7 +1,8 @@
 """The only place where tokens are committed: read the verdict, cut it, append it, roll back.
 
 A round may draw more than the text takes, because the text ends inside of it. `cut` is where this
-is decided, and `Taken` is all that anything behind it sees: statistics, steps, drafters, schedules.
+is decided. Statistics, steps, drafters and schedules see `Taken`; only who traces a round sees the
+verdict itself.
 
 Committed tokens are those of `History`. The last of them is the pending token: it is part of the
 text, but its key and value are not in the cache until the next forward reads it.
@@ -9,6 +10,7 @@ text, but its key and value are not in the cache until the next forward reads it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -39,14 +41,14 @@ class HostVerdict:
         num_accepted: [B].
         status: [B], bits of `Status`.
         logprobs: [B, gamma+1].
-        extra: [B, E] each, the tensors that were read along with the verdict.
+        draft: [B, E] each, what `DraftedRound.to_read` names of the draft.
     """
 
     tokens: NDArray[np.int64]
     num_accepted: NDArray[np.int64]
     status: NDArray[np.int64]
     logprobs: NDArray[np.float32]
-    extra: list[NDArray[np.int64]]
+    draft: dict[str, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Taken:
         errors: for each sequence the exception that ended it, else None.
         status: [B], bits of `Status`.
         logprobs: for each sequence those of its new tokens.
-        extra: as in `HostVerdict`.
+        draft: as in `HostVerdict`; the path is that of the verdict, which the text may not take.
     """
 
     tokens: list[list[int]]
@@ -69,7 +71,7 @@ class Taken:
     errors: list[Exception | None]
     status: NDArray[np.int64]
     logprobs: list[list[float]]
-    extra: list[NDArray[np.int64]]
+    draft: dict[str, NDArray[np.int64]]
 
     @property
     def ends_in_draft(self) -> NDArray[np.bool_]:
@@ -93,28 +95,31 @@ class DraftCounts:
             accepted tokens where nothing was rejected.
         rejected: for each sequence, the tokens that the verification rejected after the accepted
             ones, each once.
+        trials: for each sequence of a tree, at each node of its path how many children were tried
+            and the number of the trial that accepted, or None.
     """
 
     drafted: NDArray[np.int64]
     depths: NDArray[np.int64]
     tried: NDArray[np.int64]
     rejected: list[list[int]]
+    trials: list[list[tuple[int, int | None]]]
 
 
-def read_verdict(verdict: Verdict | TreeVerdict, *extra: torch.Tensor) -> HostVerdict:
+def read_verdict(verdict: Verdict | TreeVerdict, draft: Mapping[str, torch.Tensor]) -> HostVerdict:
     """The loop's one read of a round; from a device it is packed into one tensor.
 
     Logits processors, token statistics and some drafters read more.
 
     Args:
         verdict: result of the verification op.
-        extra: more integer tensors [B, E] that the host needs.
+        draft: integer tensors [B, E] by name that the host needs, too.
     """
     width = verdict.tokens.shape[1]
     if verdict.tokens.device.type == "cpu":
         return HostVerdict(
             _integers(verdict.tokens), _integers(verdict.num_accepted), _integers(verdict.status),
-            verdict.logprobs.numpy(), [_integers(x) for x in extra],
+            verdict.logprobs.numpy(), {name: _integers(x) for name, x in draft.items()},
         )  # fmt: skip
     packed = torch.cat(
         [
@@ -122,18 +127,18 @@ def read_verdict(verdict: Verdict | TreeVerdict, *extra: torch.Tensor) -> HostVe
             verdict.num_accepted[:, None].to(torch.int64),
             verdict.status[:, None].to(torch.int64),
             verdict.logprobs.view(torch.int32).to(torch.int64),
-            *(x.to(torch.int64) for x in extra),
+            *(x.to(torch.int64) for x in draft.values()),
         ],
         dim=1,
     )
     host = packed.cpu().numpy()
-    ends = np.cumsum([2 * width + 2, *(x.shape[1] for x in extra)])
+    ends = np.cumsum([2 * width + 2, *(x.shape[1] for x in draft.values())]).tolist()
     return HostVerdict(
         tokens=host[:, :width],
         num_accepted=host[:, width],
         status=host[:, width + 1],
         logprobs=host[:, width + 2 : ends[0]].astype(np.int32).view(np.float32),
-        extra=[host[:, a:b] for a, b in pairwise(ends.tolist())],
+        draft={name: host[:, a:b] for name, (a, b) in zip(draft, pairwise(ends), strict=True)},
     )
 
 
@@ -157,7 +162,7 @@ def cut(session: Session, verdict: HostVerdict, errors: dict[int, Exception]) ->
     size = len(session.history.lengths)
     taken = Taken(
         [[] for _ in range(size)], np.zeros(size, dtype=np.int64), [""] * size, [None] * size,
-        verdict.status, [[] for _ in range(size)], verdict.extra,
+        verdict.status, [[] for _ in range(size)], verdict.draft,
     )  # fmt: skip
     for b in np.flatnonzero(session.history.active).tolist():
         accepted = int(verdict.num_accepted[b])
@@ -175,13 +180,19 @@ def cut(session: Session, verdict: HostVerdict, errors: dict[int, Exception]) ->
     return taken
 
 
-def commit(session: Session, taken: Taken, counts: DraftCounts) -> list[Step]:
+def commit(
+    session: Session,
+    taken: Taken,
+    counts: DraftCounts,
+    top_logprobs: dict[int, list[dict[int, float]]],
+) -> list[Step]:
     """Append what was taken to every active sequence and roll the cache back to it.
 
     Args:
         session: changed in place.
         taken: the tokens of the round.
         counts: what was drafted.
+        top_logprobs: `Step.top_logprobs`, by the index of the sequence.
 
     Returns:
         A step for each active sequence.
@@ -195,12 +206,17 @@ def commit(session: Session, taken: Taken, counts: DraftCounts) -> list[Step]:
         session.sequences.logprobs[b] += logprobs
         stats = session.stats.sequences[number]
         stats.record(int(counts.drafted[b]), accepted, len(tokens), int(counts.depths[b]))
+        for trial in counts.trials[b]:
+            stats.record_trials(*trial)
         if reason:
             history.active[b] = False
             stats.stop_reason = reason
+        if reason == "context":
+            session.stats.note("stopped at the model's context length")
         kinds = step_kinds(len(tokens), accepted, int(counts.tried[b]))
         rejected, error = counts.rejected[b], taken.errors[b]
-        steps.append(Step(number, tokens, kinds, logprobs, reason, rejected, error=error))
+        top = top_logprobs.get(b, [])
+        steps.append(Step(number, tokens, kinds, logprobs, reason, rejected, top, error))
         if taken.status[b]:
             _note_draft_faults(session, Status(int(taken.status[b])))
     session.runner.truncate(history.lengths - 1)
@@ -222,10 +238,8 @@ def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str, E
             return tokens[: i + 1], reason, None
     if len(tokens) < most:
         return tokens, "", None
-    if session.sequences.budgets[b] < call.stopping.max_new_tokens:
-        session.stats.note("stopped at the model's context length")
-        return tokens, "context", None
-    return tokens, "length", None
+    short = session.sequences.budgets[b] < call.stopping.max_new_tokens
+    return tokens, "context" if short else "length", None
 
 
 def _note_draft_faults(session: Session, status: Status) -> None:

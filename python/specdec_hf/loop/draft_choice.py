@@ -34,6 +34,7 @@ from specdec_hf.rules import (
     name_of,
 )
 from specdec_hf.schedules.base import Schedule
+from specdec_kernels import RULES, TREE_RULES
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +95,15 @@ def asked_choice(options: Options, assistant: Assistant) -> DraftChoice:
     if schedule is None and not (assistant.from_model and options.tree is not None):
         name = "num_assistant_tokens_schedule"
         schedule = COMMON[name].metadata["check"](name, assistant.schedule)
-    named = drafter is not None and drafter != AUTO
-    if assistant.confidence_threshold is not None and named:
+    threshold = assistant.confidence_threshold
+    notes: tuple[str, ...] = ()
+    if threshold is not None and drafter == AUTO:
+        notes = (f"assistant_confidence_threshold={threshold} has no effect with drafter {AUTO!r}",)
+    elif threshold is not None and drafter is not None:
         from specdec_hf.schedules.confidence import with_threshold  # noqa: PLC0415  # rare
 
-        schedule = with_threshold(schedule or "constant", assistant.confidence_threshold)
-    return DraftChoice(drafter, options.tree, options.rule, number, schedule)
+        schedule = with_threshold(schedule or "constant", threshold)
+    return DraftChoice(drafter, options.tree, options.rule, number, schedule, notes)
 
 
 def with_rule_of_ablation(call: Call, options: Options, asked: DraftChoice) -> DraftChoice:
@@ -178,7 +182,7 @@ def default_chains(call: Call, asked: DraftChoice, reason: str) -> DraftChoice:
 
 def resolve_rule(
     rule: Any,
-    do_sample: bool,
+    samples: bool,
     supported: Sequence[str],
     lossy: Sequence[str],
     *,
@@ -199,18 +203,24 @@ def resolve_rule(
             rule_of_drafts(supported, trees=trees)
         return CUSTOM_RULE
     if rule == "auto":
-        return supported[0] if do_sample else "greedy"
+        return supported[0] if samples else "greedy"
     choices = (*supported, *lossy)
+    known = {*RULES, *TREE_RULES, *LOSSY_RULES}
+    if rule not in known:
+        raise ValueError(
+            f"rule must be 'auto', {', '.join(map(repr, sorted(known)))} or a function, "
+            f"got {rule!r}{did_you_mean(rule, known)}"
+        )
     if rule not in choices:
         raise Refused(
-            f"rule must be 'auto', {', '.join(map(repr, choices))} with this drafter, "
-            f"got {rule!r}{did_you_mean(rule, choices)}"
+            f"rule must be 'auto', {', '.join(map(repr, choices))} with this drafter, got {rule!r}"
         )
-    if rule in GREEDY_WITHOUT_SAMPLING and not do_sample:
+    if rule in GREEDY_WITHOUT_SAMPLING and not samples:
         return "greedy"
-    if rule == "greedy" and do_sample:
+    if rule == "greedy" and samples:
         raise ValueError(
-            "rule='greedy' needs do_sample=False: it would not keep the target's distribution"
+            "rule='greedy' needs do_sample=False or temperature 0: it would not keep the target's "
+            "distribution"
         )
     return rule
 

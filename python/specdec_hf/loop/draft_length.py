@@ -135,6 +135,8 @@ class DraftLengthPolicy:
         self.remembers = self.costs.measured and clock is time.perf_counter
         self.guard: BenefitGuard | None = None
         self.expected_benefit: float | None = None
+        self._limits = np.zeros(batch_size, dtype=np.int64)
+        self._asked = False
         self._held_back = self._in_vain = 0  # rounds
         if drafter is None:
             return
@@ -189,9 +191,11 @@ class DraftLengthPolicy:
 
     def limits(self, most: NDArray[np.int64]) -> NDArray[np.int64]:
         """[B], how many tokens each sequence may draft in the next round, ``most`` at most."""
+        self._limits, self._asked = np.zeros_like(most), False
+        if self.drafter is None or not most.any():
+            return self._limits
         wanted = np.minimum(self.schedule.lengths(most), self.schedule.max_draft)
         self._limits = np.minimum(wanted, most)
-        self.asked = False
         guard, number, longest = self.guard, self.stats.rounds, int(self._limits.max())
         if guard is not None and longest:
             affordable = guard.affordable(number, longest)
@@ -206,7 +210,7 @@ class DraftLengthPolicy:
 
     def continue_drafting(self, number: int, token_stats: TokenStats) -> NDArray[np.bool_]:
         """`Asks.continue_drafting`."""
-        self.asked = True
+        self._asked = True
         self.stats.device_reads += 1
         return self.schedule.continue_drafting(number, token_stats) & (number + 1 < self._limits)
 
@@ -215,7 +219,7 @@ class DraftLengthPolicy:
         assert draft.counts is not None
         assert self.drafter is not None
         counts = draft.counts
-        if self.asked or not self.schedule.reads_token_stats:
+        if self._asked or not self.schedule.reads_token_stats:
             return counts
         absent = np.arange(draft.tokens.shape[1]) >= draft.counts[:, None]
         if draft.drawn is not None:

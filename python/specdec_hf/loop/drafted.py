@@ -1,4 +1,4 @@
-"""The draft of a round and its verification. In a round, only this file tells chains from trees.
+"""The draft of a round and its verification: in a round, only this file tells chains from trees.
 
 A chain is a draft without parents. It is verified with `verify_chain`, and a tree, whose root is
 the last committed token, with `verify_tree`.
@@ -19,6 +19,7 @@ from specdec_hf.drafting.context import Candidates
 from specdec_hf.drafting.drafter import Draft, Rejections, Round
 from specdec_hf.loop.commit import DraftCounts, Taken
 from specdec_hf.loop.session import Session
+from specdec_hf.loop.streaming import Step, TracedRound
 from specdec_hf.rules import CUSTOM_RULE
 from specdec_hf.runner.protocol import to_device, vocab_size_of
 from specdec_kernels import (
@@ -116,53 +117,84 @@ class DraftedRound:
         above = torch.arange(-1, self.tokens.shape[1] - 1, device=self.tokens.device)
         return Tree(self.tokens, above.expand_as(self.tokens))
 
-    def verify(self, logits: torch.Tensor) -> tuple[Verdict | TreeVerdict, list[torch.Tensor]]:
-        """The op's verdict, and what else the host must read."""
+    def verify(self, logits: torch.Tensor) -> Verdict | TreeVerdict:
+        """The op's verdict."""
+        return (
+            self._verify_tree(logits) if self.session.drafts_trees else self._verify_chain(logits)
+        )
+
+    def _verify_chain(self, logits: torch.Tensor) -> Verdict:
+        session = self.session
+        verify: Callable[..., Verdict] = verify_chain
+        if session.options.ablate == "residual":
+            verify = verify_without_residual
+        elif session.rule == CUSTOM_RULE:
+            verify = self._own_rule().verify_chain
+        return verify(
+            logits,
+            self.tokens,
+            self.distribution,
+            rule=cast(Rule, session.rule),
+            **session.sampling.to_dict(),
+            **session.plan.rule_parameters,
+            seeds=session.sequences.seeds,
+            positions=to_device(self.lengths, session.model.device),
+            with_accept_probs=session.options.trace is not None,
+        )
+
+    def _verify_tree(self, logits: torch.Tensor) -> TreeVerdict:
         session, draft = self.session, self.draft
-        positions = to_device(self.lengths, session.model.device)
-        if not session.drafts_trees:
-            verify: Callable[..., Verdict] = verify_chain
-            if session.options.ablate == "residual":
-                verify = verify_without_residual
-            elif session.rule == CUSTOM_RULE:
-                verify = self._own_rule().verify_chain
-            verdict: Verdict | TreeVerdict = verify(
-                logits,
-                self.tokens,
-                self.distribution,
-                rule=cast(Rule, session.rule),
-                **session.sampling.to_dict(),
-                **session.plan.rule_parameters,
-                seeds=session.sequences.seeds,
-                positions=positions,
-                with_accept_probs=session.options.trace is not None,
-            )
-            extra = [self.tokens]
-        else:
-            tree = self.layout
-            # Rules that draw from a distribution all draw from the target's where there is no tree.
-            plain = draft is None and session.rule not in ("greedy", "match")
-            own = session.rule == CUSTOM_RULE and not plain
-            verify_nodes = self._own_rule().verify_tree if own else verify_tree
-            verdict = verify_nodes(
-                logits,
-                tree,
-                self.distribution,
-                rule=cast(TreeRule, "target_only" if plain else session.rule),
-                draft_rows=None if draft is None else draft.draft_rows,
-                **session.sampling.to_dict(),
-                **({} if plain else session.plan.rule_parameters),
-                seeds=session.sequences.seeds,
-                positions=positions,
-                max_depth=0 if draft is None else draft.depth,
-                with_accept_probs=True,
-            )
-            tried = ~verdict.accept_probs.isnan()
-            extra = [verdict.path, tree.tokens, tree.parents, tried]
-            if draft is not None:
-                session.runner.compact(positions, verdict.path)
-        carried = None if draft is None else draft.carried
-        return verdict, extra if carried is None else [*extra, carried.to(session.model.device)]
+        # Rules that draw from a distribution all draw from the target's where there is no tree.
+        plain = draft is None and session.rule not in ("greedy", "match")
+        own = session.rule == CUSTOM_RULE and not plain
+        verify: Callable[..., TreeVerdict] = self._own_rule().verify_tree if own else verify_tree
+        return verify(
+            logits,
+            self.layout,
+            self.distribution,
+            rule=cast(TreeRule, "target_only" if plain else session.rule),
+            draft_rows=None if draft is None else draft.draft_rows,
+            **session.sampling.to_dict(),
+            **({} if plain else session.plan.rule_parameters),
+            seeds=session.sequences.seeds,
+            positions=to_device(self.lengths, session.model.device),
+            max_depth=0 if draft is None else draft.depth,
+            with_accept_probs=True,
+        )
+
+    def keep_path(self, verdict: Verdict | TreeVerdict) -> None:
+        """Move the accepted path of a tree together in the target's cache."""
+        if self.draft is not None and isinstance(verdict, TreeVerdict):
+            positions = to_device(self.lengths, self.session.model.device)
+            self.session.runner.compact(positions, verdict.path)
+
+    def to_read(self, verdict: Verdict | TreeVerdict) -> dict[str, torch.Tensor]:
+        """What the host must read beside the verdict.
+
+        The drafted ``tokens`` [B, N]; of trees their ``parents`` [B, N], the accepted ``path``, and
+        which nodes the op ``reached`` [B, N]; and ``carried``, that of the `Draft`, if it has one.
+        """
+        read = {"tokens": self.tokens}
+        if isinstance(verdict, TreeVerdict):
+            read["parents"], read["path"] = self.layout.parents, verdict.path
+            read["reached"] = ~verdict.accept_probs.isnan()
+        if self.draft is not None and self.draft.carried is not None:
+            read["carried"] = self.draft.carried.to(self.session.model.device)
+        return read
+
+    def traced(
+        self, logits: torch.Tensor, verdict: Verdict | TreeVerdict, steps: list[Step]
+    ) -> TracedRound:
+        """The round for who traces it."""
+        tree: dict[str, Any] = {}
+        if self.draft is not None and isinstance(verdict, TreeVerdict):
+            tree = {"parents": self.layout.parents, "path": verdict.path}
+            tree["draft_rows"] = self.draft.draft_rows
+        return TracedRound(
+            self.session.rule, self.session.sequences.seeds, self.lengths, logits, self.tokens,
+            self.distribution, verdict.accept_probs, steps,
+            indices=np.flatnonzero(self.active).tolist(), **tree,
+        )  # fmt: skip
 
     def _own_rule(self) -> Any:
         from specdec_hf.extras.own_rule import Verifier  # noqa: PLC0415  # rare
@@ -174,36 +206,37 @@ class DraftedRound:
         """How much was drafted for each sequence, up to the end of its text."""
         accepted, ends_in_draft = taken.num_accepted, taken.ends_in_draft
         if not self.session.drafts_trees:
-            ids = taken.extra[0]
+            ids = taken.draft["tokens"]
             sizes = np.logical_and.accumulate(ids >= 0, axis=1).sum(axis=1)
             counts = np.where(ends_in_draft, accepted, sizes)
             chains = zip(ids, accepted, counts, strict=True)
             rejected = [ids[:count][n : n + 1].tolist() for ids, n, count in chains]
-            return DraftCounts(counts, counts, counts, rejected)
-        path, tokens, parents, reached = taken.extra[:4]
+            return DraftCounts(counts, counts, counts, rejected, [[] for _ in ids])
+        path, tokens = taken.draft["path"], taken.draft["tokens"]
+        parents, reached = taken.draft["parents"], taken.draft["reached"]
         drafted = np.zeros(len(path), dtype=np.int64)
         depths, tried = drafted.copy(), drafted.copy()
         rejected = [[] for _ in path]
+        trials: list[list[tuple[int, int | None]]] = [[] for _ in path]
         for b in np.flatnonzero(self.session.history.active).tolist():
             nodes, above = tokens[b].tolist(), parents[b].tolist()
             steps = path[b, : accepted[b]].tolist()
             end = tuple(nodes[n] for n in steps) if ends_in_draft[b] else None
             texts = _drafted_texts(nodes, above, end)
             drafted[b], depths[b] = len(texts) - 1, max(map(len, texts.values()))
-            rejected[b] = self._record_trials(b, steps, above, texts, reached[b])
+            trials[b], rejected[b] = self._trials(steps, above, texts, reached[b])
             tried[b] = accepted[b] + bool(rejected[b])
-        return DraftCounts(drafted, depths, tried, rejected)
+        return DraftCounts(drafted, depths, tried, rejected, trials)
 
-    def _record_trials(
+    def _trials(
         self,
-        b: int,
         path: list[int],
         parents: list[int],
         texts: dict[int, tuple[int, ...]],
         reached: NDArray[np.int64],
-    ) -> list[int]:
-        """Record the trials along a path; returns the tokens that were rejected behind it."""
-        stats = self.session.stats.sequences[self.session.sequences.numbers[b]]
+    ) -> tuple[list[tuple[int, int | None]], list[int]]:
+        """The trials along a path, and the tokens that were rejected behind it."""
+        trials: list[tuple[int, int | None]] = []
         # These rules keep the children of equal siblings apart; others merge such siblings.
         apart = self.session.rule in ("traversal", CUSTOM_RULE)
 
@@ -215,21 +248,21 @@ class DraftedRound:
             if n >= 0:
                 children.setdefault(family(n), []).append(n)
         for node in path:
-            trial = _trials(children[family(node)], texts, reached, node).index(node)
-            stats.record_trials(trial + 1, trial)
+            trial = _tried(children[family(node)], texts, reached, node).index(node)
+            trials.append((trial + 1, trial))
         # No sibling is left where the text ended with the last node.
         last = path[-1] if path else -1
-        rejected = _trials(children.get(last if apart else texts[last], []), texts, reached, None)
-        stats.record_trials(len(rejected), None)
-        return list(dict.fromkeys(texts[n][-1] for n in rejected))
+        rejected = _tried(children.get(last if apart else texts[last], []), texts, reached, None)
+        trials.append((len(rejected), None))
+        return trials, list(dict.fromkeys(texts[n][-1] for n in rejected))
 
     def rows(self, taken: Taken) -> NDArray[np.int64]:
         """[B, n], the row of logits that each emitted token was chosen from."""
         if not self.session.drafts_trees:
-            batch_size, size = taken.extra[0].shape
+            batch_size, size = taken.draft["tokens"].shape
             return np.broadcast_to(np.arange(size + 1), (batch_size, size + 1))
         # The root's row comes first, then those of the nodes.
-        path = taken.extra[0]
+        path = taken.draft["path"]
         return np.concatenate([np.zeros((len(path), 1), np.int64), path + 1], axis=1)
 
     def round(
@@ -237,19 +270,18 @@ class DraftedRound:
     ) -> Round:
         """What became of the draft, with what `Needs` asked for."""
         # The state may write to what it is given.
-        lengths, kept, extra = self.lengths.copy(), taken.num_accepted.copy(), list(taken.extra)
-        active = self.active.copy()
+        lengths, kept, active = self.lengths.copy(), taken.num_accepted.copy(), self.active.copy()
+        tokens, carried = taken.draft["tokens"], taken.draft.get("carried")
         if self.session.drafts_trees:
-            path, tokens = extra[:2]
-            del extra[:4]
+            path = taken.draft["path"]
             keeps = np.arange(path.shape[1]) < kept[:, None]
             path = np.where(keeps, path, -1)
             accepted = np.take_along_axis(tokens, np.maximum(path, 0), axis=1)
             accepted = np.where(keeps, accepted, -1)
         else:
-            chain = Round.of_chain(lengths, active, kept, extra.pop(0))
+            chain = Round.of_chain(lengths, active, kept, tokens)
             path, accepted = chain.path, chain.tokens
-        carried = path[:, :0] if self.draft is None or self.draft.carried is None else extra[0]
+        carried = path[:, :0] if carried is None else carried
         return Round(lengths, active, kept, path, accepted, carried, candidates, rejections)
 
 
@@ -319,7 +351,7 @@ def _drafted_texts(
     return texts
 
 
-def _trials(
+def _tried(
     siblings: list[int],
     texts: dict[int, tuple[int, ...]],
     reached: NDArray[np.int64],

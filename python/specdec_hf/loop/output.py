@@ -74,7 +74,7 @@ def finish(session: Session) -> SpecOutput:
             outputs = session.outputs.tensors(
                 longest, _fed_columns(session.call), session.call.sampling
             )
-        from specdec_hf.extras.handover import export_cache  # noqa: PLC0415  # rare
+        from specdec_hf.extras.handover import export_cache  # noqa: PLC0415  # asked for
 
         past = export_cache(session.runner, mask[:, :-1])
     end(session)

@@ -38,7 +38,7 @@ from specdec_hf.loop.draft_length import (
 from specdec_hf.options import Options, rule_parameters
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import sequence_seeds
-from specdec_hf.rules import CUSTOM_RULE
+from specdec_hf.rules import CUSTOM_RULE, LOSSY_RULES, is_lossy
 from specdec_hf.runner.choose import ChosenCache, choose_cache, has_exact_text
 from specdec_hf.runner.forwards import Packing, compiles_on, pack_for
 from specdec_hf.runner.protocol import CacheRequest, Lengths, Prompt, context_length, vocab_size_of
@@ -94,8 +94,8 @@ class Plan:
 
     @cached_property
     def rule_parameters(self) -> dict[str, Any]:
-        """The arguments of the ops that belong to the rule."""
-        return rule_parameters(self.options)
+        """The arguments of the ops that belong to the rule, which takes none where it is greedy."""
+        return rule_parameters(self.options) if self.rule in LOSSY_RULES else {}
 
     @property
     def rule_of_drafts(self) -> str:
@@ -107,8 +107,8 @@ class Plan:
     @property
     def lossless(self) -> bool:
         """Whether the text is sure to be as the target alone would write it."""
-        lossy = self.drafter is not None and bool(lossy_notes(self.options, self.rule))
-        return not lossy and self.rule != CUSTOM_RULE
+        drafts = self.drafter is not None or self.rule == CUSTOM_RULE
+        return not (drafts and (is_lossy(self.rule) or self.options.ablate is not None))
 
     @property
     def draft_size(self) -> int:
@@ -205,7 +205,7 @@ class _Planner:
                 f"ablate={options.ablate!r} is for chains, got trees of {describe(drafter)}"
             )
         rule = resolve_rule(
-            choice.rule, call.do_sample, rules_of(drafter), lossy_rules_of(drafter),
+            choice.rule, call.samples, rules_of(drafter), lossy_rules_of(drafter),
             trees=None if drafter is None else trees,
         )  # fmt: skip
         remarks = [] if drafter is None else lossy_notes(options, rule)

@@ -7,12 +7,13 @@ Terms:
 - round: one forward of the target over the pending token and the drafts of every sequence. It emits
   the accepted drafts, then the recovered token after a rejection or else the bonus token.
 - chain: drafts that follow one another. Tree: drafts with several continuations of one prefix.
-  `DraftedRound` knows them apart; everything else, the commit above all, is the same for both.
+  `DraftedRound` alone knows them apart; everything else is the same for both.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Generator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,27 +24,30 @@ from specdec_hf.drafting.context import Candidates
 from specdec_hf.drafting.drafter import Rejections
 from specdec_hf.loop.commit import DraftCounts, Taken, commit, cut, read_verdict
 from specdec_hf.loop.drafted import DraftedRound
-from specdec_hf.loop.output import finish
+from specdec_hf.loop.output import SpecOutput, finish
 from specdec_hf.loop.processors import process_ended, process_logits
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import Phases, RoundRecord
-from specdec_hf.loop.streaming import Step, Streamer, TracedRound, put_step
+from specdec_hf.loop.streaming import Step, Streamer, put_step, run_stream
 from specdec_hf.runner.protocol import rereads_at_rope_switch, to_device, tokens_before_rope_switch
 from specdec_hf.schedules.base import Outcome
-from specdec_kernels import Tree, TreeVerdict, Verdict
+
+
+def rounds(session: Session) -> Generator[Step, None, SpecOutput]:
+    """Run all rounds of a session, step by step; the generator returns its output."""
+    try:
+        while not session.done:
+            yield from step(session)
+        return finish(session)
+    finally:
+        session.borrower.held = False
 
 
 def run(session: Session, streamer: Streamer | None = None) -> Any:
     """Run all rounds of a session; returns its output."""
-    try:
-        while not session.done:
-            for appended in step(session):
-                put_step(streamer, appended)
-        if streamer is not None:
-            streamer.end()
-        output = finish(session)
-    finally:
-        session.borrower.held = False
+    _, output = run_stream(rounds(session), partial(put_step, streamer))
+    if streamer is not None:
+        streamer.end()
     return output if session.call.output.return_dict else output.sequences
 
 
@@ -54,82 +58,62 @@ def step(session: Session) -> list[Step]:
     if _reads_again(session) and session.runner.has_slots:
         session.runner.truncate(np.zeros_like(session.runner.lengths))  # others do it themselves
     before, drafted = _RoundStart(session), DraftedRound(session)
-    with phases("draft"):
-        limits = draft_limits(session)
-        if limits.any():
-            drafted.propose(limits)
-    with phases("target"):
-        raw, session.first_logits = session.first_logits, None
-        if raw is None:
-            raw = drafted.forward()
-    with phases("verification"):
-        logits, errors = raw, dict[int, Exception]()
-        if any(session.processors):
-            logits, errors = process_logits(session, raw, drafted.layout)
-        verdict, extra = drafted.verify(logits)
-        observed = _observed(session, drafted, logits)
-        read = read_verdict(verdict, *extra, *observed)
-    with phases("host"):
-        candidates = _candidates(session, read.extra[-len(observed) :]) if observed else None
-        taken = cut(session, read, errors)
-        counts = drafted.count(taken)
-        steps = commit(session, taken, counts)
-    with phases("draft"):
-        if session.drafter is not None and session.state is not None:
-            rejections = None
-            if session.drafter.needs.rejections:
-                rejections = _rejections(before, drafted, taken, counts, logits)
-            done = drafted.round(taken, candidates, rejections)
-            session.state.commit(session.history.read_only(), done)
-    with phases("host"):
-        _record_rows(session, before, drafted, taken, raw, logits)
-        _record_round(session, before, phases, counts, taken, width=raw.shape[1] - 1)
-    indices = np.flatnonzero(before.active).tolist()
-    for b, made in zip(indices, steps, strict=True):
-        call, index = session.sequences.calls[b]
-        count = call.output.num_top_logprobs[index] if call.output.num_top_logprobs else None
-        if count is not None:
-            _add_top_logprobs(made, count, b, logits, verdict)
+    phases.begin("draft")
+    limits = draft_limits(session)
+    if limits.any():
+        drafted.propose(limits)
+    phases.begin("target")
+    raw, session.first_logits = session.first_logits, None
+    if raw is None:
+        raw = drafted.forward()
+    phases.begin("verification")
+    logits, errors = raw, dict[int, Exception]()
+    if any(session.processors):
+        logits, errors = process_logits(session, raw, drafted.layout)
+    verdict = drafted.verify(logits)
+    drafted.keep_path(verdict)
+    observed = _observed(session, drafted, logits)
+    read = read_verdict(verdict, {**drafted.to_read(verdict), **observed})
+    phases.begin("host")
+    candidates = _candidates(session, read.draft) if observed else None
+    taken = cut(session, read, errors)
+    counts = drafted.count(taken)
+    steps = commit(session, taken, counts, _top_logprobs(session, drafted, taken, logits))
+    phases.begin("draft")
+    if session.drafter is not None and session.state is not None:
+        rejections = None
+        if session.drafter.needs.rejections:
+            rejections = _rejections(before, drafted, taken, counts, logits)
+        done = drafted.round(taken, candidates, rejections)
+        session.state.commit(session.history.read_only(), done)
+    phases.begin("host")
+    _record_rows(session, before, drafted, taken, raw, logits)
+    _record_round(session, before, phases, counts, taken, width=raw.shape[1] - 1)
     if session.options.trace is not None:
-        session.options.trace(_traced(session, before, drafted, logits, verdict, steps))
+        session.options.trace(drafted.traced(logits, verdict, steps))
     return steps
 
 
-def _traced(
-    session: Session,
-    before: _RoundStart,
-    drafted: DraftedRound,
-    logits: torch.Tensor,
-    verdict: Verdict | TreeVerdict,
-    steps: list[Step],
-) -> TracedRound:
-    draft = drafted.draft
-    traced = TracedRound(
-        session.rule, session.sequences.seeds, drafted.lengths, logits, drafted.tokens,
-        drafted.distribution, verdict.accept_probs, steps,
-        indices=np.flatnonzero(before.active).tolist(),
-    )  # fmt: skip
-    if draft is None or not isinstance(verdict, TreeVerdict):
-        return traced
-    return replace(
-        traced, parents=drafted.layout.parents, path=verdict.path, draft_rows=draft.draft_rows
-    )
-
-
-def _add_top_logprobs(
-    step: Step, count: int, index: int, logits: torch.Tensor, verdict: Verdict | TreeVerdict
-) -> None:
-    """Fill `Step.top_logprobs` with the ``count`` likeliest tokens, given logits [B, N+1, V]."""
-    # Row 0 is that of the first token of a chain. Row n+1 of a tree is that behind node n.
-    chosen = list(range(len(step.tokens)))
-    if isinstance(verdict, TreeVerdict):
-        path = verdict.path[index, : len(step.tokens) - 1].tolist()
-        chosen = [0, *(node + 1 for node in path)]
-    rows = logits[index, chosen].float().log_softmax(dim=-1)
-    likeliest = rows.topk(min(count, rows.shape[-1]), dim=-1)
-    for i, token in enumerate(step.tokens):
-        pairs = zip(likeliest.indices[i].tolist(), likeliest.values[i].tolist(), strict=True)
-        step.top_logprobs.append({token: float(rows[i, token]), **dict(pairs)})
+def _top_logprobs(
+    session: Session, drafted: DraftedRound, taken: Taken, logits: torch.Tensor
+) -> dict[int, list[dict[int, float]]]:
+    """`Step.top_logprobs` of the sequences for which somebody asks, from logits [B, N+1, V]."""
+    made: dict[int, list[dict[int, float]]] = {}
+    for b in np.flatnonzero(session.history.active).tolist():
+        call, index = session.sequences.calls[b]
+        asked = call.output.num_top_logprobs
+        count = asked[index] if asked else None
+        if count is None:
+            continue
+        tokens = taken.tokens[b]
+        chosen = drafted.rows(taken)[b, : len(tokens)].tolist()
+        rows = logits[b, chosen].float().log_softmax(dim=-1)
+        likeliest = rows.topk(min(count, rows.shape[-1]), dim=-1)
+        made[b] = []
+        for i, token in enumerate(tokens):
+            pairs = zip(likeliest.indices[i].tolist(), likeliest.values[i].tolist(), strict=True)
+            made[b].append({token: float(rows[i, token]), **dict(pairs)})
+    return made
 
 
 class _RoundStart:
@@ -146,12 +130,14 @@ class _RoundStart:
 
 def draft_limits(session: Session) -> NDArray[np.int64]:
     """[B], how deep each sequence drafts by budget, context, schedule and guard."""
-    if session.drafter is None or session.first_round or _reads_again(session):
-        return np.zeros_like(session.sequences.budgets)
-    # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
-    most = np.where(session.history.active, session.sequences.budgets - session.new_tokens - 1, 0)
-    most[np.isin(session.history.last(1)[:, 0], session.ids_without_position)] = 0
-    return session.length_policy.limits(np.minimum(most, _tokens_before_rope_switch(session, most)))
+    most = np.zeros_like(session.sequences.budgets)
+    if not (session.drafter is None or session.first_round or _reads_again(session)):
+        # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
+        left = session.sequences.budgets - session.new_tokens - 1
+        most = np.where(session.history.active, left, 0)
+        most[np.isin(session.history.last(1)[:, 0], session.ids_without_position)] = 0
+        most = np.minimum(most, _tokens_before_rope_switch(session, most))
+    return session.length_policy.limits(most)
 
 
 def _reads_again(session: Session) -> bool:
@@ -180,22 +166,22 @@ def _tokens_before_rope_switch(session: Session, most: NDArray[np.int64]) -> int
     return room if deepest <= room else 0
 
 
-def _observed(session: Session, drafted: DraftedRound, logits: torch.Tensor) -> list[torch.Tensor]:
+def _observed(
+    session: Session, drafted: DraftedRound, logits: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """The integers that `Candidates` is made of, on the device; empty where nobody asks."""
     count = 0 if session.drafter is None else session.drafter.needs.candidates
     if count == 0:
-        return []
+        return {}
     ids = logits.topk(min(count, logits.shape[-1]), dim=-1).indices
-    layout: Tree = drafted.layout
-    return [layout.tokens, layout.parents, ids.flatten(1)]
+    return {**drafted.layout._asdict(), "candidates": ids.flatten(1)}
 
 
-def _candidates(session: Session, read: list[NDArray[np.int64]]) -> Candidates:
+def _candidates(session: Session, read: Mapping[str, NDArray[np.int64]]) -> Candidates:
     """What `_observed` gave, once it is on the host."""
-    drafts, parents, ids = read
-    tokens = np.concatenate([session.history.last(1), drafts], axis=1)
-    above = np.concatenate([np.full_like(tokens[:, :1], -1), parents + 1], axis=1)
-    return Candidates(tokens, above, ids.reshape(*tokens.shape, -1))
+    tokens = np.concatenate([session.history.last(1), read["tokens"]], axis=1)
+    above = np.concatenate([np.full_like(tokens[:, :1], -1), read["parents"] + 1], axis=1)
+    return Candidates(tokens, above, read["candidates"].reshape(*tokens.shape, -1))
 
 
 def _rejections(

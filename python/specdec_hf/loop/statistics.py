@@ -369,18 +369,11 @@ class Phases:
         self.began = self._last = clock()
         self._cached = self._cache_seconds()
 
-    def __call__(self, phase: str) -> Phases:
-        """For ``with``: count the seconds to a phase, until the next one begins."""
+    def begin(self, phase: str) -> None:
+        """Count the seconds from here to a phase, until the next one begins."""
         if phase != self._phase and (self.real or self._phase != "verification"):
             self.stop()
             self._phase = phase
-        return self
-
-    def __enter__(self) -> None:
-        """Do nothing: a generator would take as long as the clock."""
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing, as what follows belongs to the phase too."""
 
     def stop(self) -> None:
         """Count the seconds since the last time to the phase under way."""

@@ -157,6 +157,12 @@ class Call:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn, and not all the likeliest ones."""
+        greedy = isinstance(self.sampling.temperature, float) and self.sampling.temperature == 0
+        return self.do_sample and not greedy
+
+    @property
     def prompt_ids(self) -> NDArray[np.int64]:
         """[B, P], the ids of the prompt's columns; 0 where only their embeddings are known."""
         if self.input_ids.shape == self.mask.shape:

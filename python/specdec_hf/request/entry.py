@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -90,7 +90,7 @@ def prepare_call(
         check_tensor(name, value)
         arguments[name] = value if value is None else value.to(model.device)
     arguments[CACHE_NAME] = copy.copy(past_key_values)  # model.generate would mark it
-    config, others = _config_around(model, generation_config, kwargs, withheld)
+    config, others, withheld = _config_around(model, generation_config, kwargs, withheld)
     strings = withheld.fields.get("stop_strings")
     if strings is not None:
         add_stop_strings(arguments, withheld.tokenizer, strings)
@@ -119,8 +119,8 @@ def take_withheld(kwargs: dict[str, Any], config: GenerationConfig | None) -> Wi
     for name in ("negative_prompt_ids", "negative_prompt_attention_mask"):
         if kwargs.get(name) is not None:
             raise ValueError(f"{name} is not supported")
-    fields = {} if config is None else vars(config)
-    given = {name for name, value in {**fields, **kwargs}.items() if value is not None}
+    of_config = {} if config is None else vars(config)
+    given = {name for name, value in {**of_config, **kwargs}.items() if value is not None}
     names = ("assistant_model", "assistant_tokenizer", "tokenizer", "synced_gpus")
     return Withheld(**{name: kwargs.pop(name, None) for name in names}, names=given)
 
@@ -134,20 +134,20 @@ def add_stop_strings(arguments: dict[str, Any], tokenizer: Any, strings: Any) ->
 
 def _config_around(
     model: Any, given: GenerationConfig | None, kwargs: dict[str, Any], withheld: Withheld
-) -> tuple[GenerationConfig, dict[str, Any]]:
-    """The complete config, and the arguments that are no field of one.
+) -> tuple[GenerationConfig, dict[str, Any], Withheld]:
+    """The complete config, the arguments that are no field of one, and what is withheld.
 
-    A field that ``model.generate`` would refuse, or warn of, is left out of the config and put in
-    ``withheld``: values of sampling parameters, of which it takes neither 0 as a temperature nor
+    A field that ``model.generate`` would refuse, or warn of, is left out of the config and
+    withheld, too: values of sampling parameters, of which it takes neither 0 as a temperature nor
     one for each sequence, drafts, and stop strings that a criterion has taken over.
     """
     defaults = model.generation_config
-    fields = {name: kwargs.pop(name) for name in PARAMETERS if is_per_sequence(kwargs.get(name))}
+    values = {name: kwargs.pop(name) for name in PARAMETERS if is_per_sequence(kwargs.get(name))}
     config, others = model._prepare_generation_config(given, **kwargs)
     others = {name: value for name, value in others.items() if not hasattr(config, name)}
     for name in () if is_encoder_decoder(model) else sorted(REFUSED & others.keys()):
         raise ValueError(f"{name} is not supported")
-    withheld.notes = refuse_unsupported(config, ArgumentSource(model, withheld.names))
+    notes = refuse_unsupported(config, ArgumentSource(model, withheld.names))
     around: dict[str, Any] = dict.fromkeys(_OF_ASSISTANTS)
     if withheld.tokenizer is not None:
         around["stop_strings"] = None
@@ -156,15 +156,14 @@ def _config_around(
             if getattr(config, name, None) is not None:
                 around[name] = parameter.neutral
     for name, neutral in around.items():
-        fields.setdefault(name, getattr(config, name))
+        values.setdefault(name, getattr(config, name))
         setattr(config, name, neutral)
         if neutral is None and getattr(defaults, name, None) is not None:
             others[name] = None
     for name in ("max_length", "min_length"):
         if name not in withheld.names and getattr(defaults, name, None) is None:
             setattr(config, name, None)  # model.generate counts its own default after the prompt
-    withheld.fields = fields
-    return config, others
+    return config, others, replace(withheld, fields=values, notes=notes)
 
 
 def rename_cache(kwargs: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ WARPERS: dict[type, str] = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Withheld:
     """What ``model.generate`` hands to no ``custom_generate``, as far as it is known.
 

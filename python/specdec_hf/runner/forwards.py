@@ -33,7 +33,7 @@ class ForwardPolicy:
         omits_mask: the kinds of forwards without a mask, `FIRST` and `SINGLE`: only those that the
             self-check has seen of the model.
         compiled: runs forwards other than those of long prompts in the model's place, or None; see
-            runner/compiled. They are padded to one of `BUCKETS`.
+            extras/compiled. They are padded to one of `BUCKETS`.
         few_slots: whether they see one of few numbers of slots, as CUDA graphs do.
         one_by_one: whether prompts of very different lengths may be read so.
     """

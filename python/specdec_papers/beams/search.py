@@ -274,18 +274,18 @@ class BeamSearch:
         phases = Phases(self.options.clock, self.target.runner)
         prompt = int(self.text.lengths.max()) if self.tree.size == 0 else None
         drafted = None
-        with phases("draft"):
-            gamma = 0 if prompt is not None else self._draft_length()
-            if gamma:
-                assert self.drafter is not None
-                drafted = draft_beams(
-                    self.drafter, self.text, self.tree, self.beams.running_scores,
-                    width=self.width, gamma=gamma, eos=self.call.stopping.eos,
-                )  # fmt: skip
-        with phases("target"):
-            logits = self._forward(drafted)
-        with phases("verification"):
-            steps = self._make_steps(logits, drafted)
+        phases.begin("draft")
+        gamma = 0 if prompt is not None else self._draft_length()
+        if gamma:
+            assert self.drafter is not None
+            drafted = draft_beams(
+                self.drafter, self.text, self.tree, self.beams.running_scores,
+                width=self.width, gamma=gamma, eos=self.call.stopping.eos,
+            )  # fmt: skip
+        phases.begin("target")
+        logits = self._forward(drafted)
+        phases.begin("verification")
+        steps = self._make_steps(logits, drafted)
         phases.stop()
         batch_size = len(self.text.lengths)
         nodes = 0 if drafted is None else drafted.tokens.shape[1]

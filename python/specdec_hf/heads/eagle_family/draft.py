@@ -101,7 +101,7 @@ class PairStepper(StatesStepper):
         """Feed the first of these pairs, but not the last, whose hidden state begins the drafts."""
         waiting = self._states.counts
         if size > 0 and waiting.max() > 1:
-            states, counts = self._states.take_first(size)
+            states, counts = self._states.pop_first(size)
             self._feed_committed(texts, states, counts, waiting)
         return max(int(self._states.counts.max()) - 1, 0)
 
