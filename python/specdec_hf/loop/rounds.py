@@ -13,6 +13,7 @@ Terms:
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -45,7 +46,8 @@ def rounds(session: Session) -> Generator[Step, None, SpecOutput]:
 
 def run(session: Session, streamer: Streamer | None = None) -> Any:
     """Run all rounds of a session; returns its output."""
-    _, output = run_stream(rounds(session), partial(put_step, streamer))
+    with closing(rounds(session)) as steps:  # also where a streamer raises
+        _, output = run_stream(steps, partial(put_step, streamer))
     if streamer is not None:
         streamer.end()
     return output if session.call.output.return_dict else output.sequences
