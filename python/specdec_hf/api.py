@@ -129,9 +129,11 @@ def decode(model: Any, call: Call, options: Options, seed: Any = None) -> Any:
     """The output of a call: the rounds of a session, or of a beam search."""
     if options.streamer is not None:
         _check_one_text(call)
-        options.streamer.put(torch.from_numpy(call.input_ids))
     if call.beams is None:
-        output = run(begin(model, call, options, seed), options.streamer)
+        session = begin(model, call, options, seed)
+        if options.streamer is not None:
+            options.streamer.put(torch.from_numpy(call.input_ids))
+        output = run(session, options.streamer)
     else:
         output = plugins.load("beam_search")(model, call, options)
         output = output if call.output.return_dict else output.sequences

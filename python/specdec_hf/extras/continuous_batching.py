@@ -40,7 +40,6 @@ from specdec_hf.runner.choose import choose_cache
 from specdec_hf.runner.protocol import (
     ROPES_BY_LENGTH,
     TOKENS_OF_A_PASS,
-    CacheRequest,
     rope_types,
     to_device,
 )
@@ -217,17 +216,11 @@ def _why_not_text_alone(call: Call) -> str | None:
 
 def _why_unlike_alone(session: Session) -> str | None:
     """Why a sequence alone, or one of several, would be read otherwise than those of a session."""
-    model, options, runner, (packed_model, _) = (
-        session.model, session.options, session.runner, session.plan.packing
-    )  # fmt: skip
+    runner, (packed_model, _) = session.runner, session.plan.packing
     for count in (1, 2):
-        request = CacheRequest(
-            count, "spec" if session.drafts_trees else options.cache,
-            drafts=session.drafter is not None, tree=session.drafts_trees,
-            self_check=options.self_check,
-        )  # fmt: skip
+        request = replace(session.plan.request, batch_size=count, prompt=None)
         try:
-            chosen = choose_cache(model, request, packed_model)
+            chosen = choose_cache(session.model, request, packed_model)
         except Refused as error:
             return str(error)
         if not chosen.kind.has_slots:

@@ -48,6 +48,7 @@ def begin(
     length_policy = DraftLengthPolicy(
         plan.pace, options.guard, plan.drafter, model=model, rule=plan.rule,
         batch_size=len(plan.lengths), stats=stats, clock=options.clock,
+        padded=width_of if stats.forwards == "compiled" else None,
     )  # fmt: skip
     drafter_call, state = None, None
     if plan.drafter is not None:
@@ -140,8 +141,6 @@ def _choose_forwards(plan: Plan, runner: Runner, stats: SpecStats, borrower: Bor
         )  # fmt: skip
         if stats.compiled.eager:
             stats.note(f"{type(model).__name__} runs eagerly: {stats.compiled.eager}")
-        else:
-            plan.pace.costs.padded = width_of
 
 
 def _drafter_call(

@@ -44,6 +44,7 @@ class DraftChoice:
     Attributes:
         drafter, tree, rule, num_assistant_tokens, num_assistant_tokens_schedule: as in `Options`.
         notes: on the choice.
+        named: whether the caller names what drafts.
     """
 
     drafter: Any
@@ -52,6 +53,7 @@ class DraftChoice:
     num_assistant_tokens: int | None
     num_assistant_tokens_schedule: str | Schedule | None
     notes: tuple[str, ...] = ()
+    named: bool = False
 
 
 def asked_choice(options: Options, assistant: Assistant) -> DraftChoice:
@@ -103,7 +105,8 @@ def asked_choice(options: Options, assistant: Assistant) -> DraftChoice:
         from specdec_hf.schedules.confidence import with_threshold  # noqa: PLC0415  # rare
 
         schedule = with_threshold(schedule or "constant", threshold)
-    return DraftChoice(drafter, options.tree, options.rule, number, schedule, notes)
+    named = drafter != AUTO or options.tree is not None  # only drafters serve ``tree``
+    return DraftChoice(drafter, options.tree, options.rule, number, schedule, notes, named)
 
 
 def with_rule_of_ablation(call: Call, options: Options, asked: DraftChoice) -> DraftChoice:
@@ -124,7 +127,7 @@ def with_rule_of_ablation(call: Call, options: Options, asked: DraftChoice) -> D
 
 def choices(model: Any, call: Call, asked: DraftChoice) -> list[Callable[[str], DraftChoice]]:
     """What to try, one after the other; each is told why the one before it was refused."""
-    if asked.drafter != AUTO or asked.tree is not None:  # only drafters serve ``tree``
+    if asked.drafter != AUTO or asked.named:
         return [lambda reason: asked]
     refused = why_nothing_is_drafted(call, asked)
     if refused is not None:

@@ -112,6 +112,9 @@ class DraftLengthPolicy:
     """The schedule and the guard of a call, whose costs begin with those of earlier calls.
 
     What is measured outlives the call only where the clock gives the real time.
+
+    Args:
+        padded: how wide a forward of so many tokens is, where forwards are padded.
     """
 
     def __init__(
@@ -125,8 +128,11 @@ class DraftLengthPolicy:
         batch_size: int,
         stats: SpecStats,
         clock: Callable[[], float],
+        padded: Callable[[int], int] | None = None,
     ) -> None:
         self.schedule, self.costs, self.drafter = pace.schedule, pace.costs, drafter
+        if padded is not None:
+            self.costs.padded = padded
         self.model, self.rule, self.stats = model, rule, stats
         self.batch_size = batch_size
         own = getattr(drafter, "model", None)  # a draft model is measured for itself

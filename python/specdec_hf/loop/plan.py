@@ -175,6 +175,7 @@ class _Planner:
         joins: Plan | None,
     ) -> None:
         self.model, self.call, self.options, self.asked = model, call, options, asked
+        self.joins = joins
         self.seed = options.seed if seed is None else seed
         self.started = options.clock() if joins is None else joins.started
         self.lengths, self.budgets = token_budgets(model, call)
@@ -197,8 +198,9 @@ class _Planner:
             choice.drafter, choice.tree, model, call.assistant.target_tokenizer
         )
         trees = drafts_trees(drafter)
-        # A tree that is asked for is drafted on a cache that could not be measured, too.
-        cache = "spec" if trees and choice is self.asked else options.cache
+        cache = options.cache if self.joins is None else self.joins.request.kind
+        if trees and choice.named:
+            cache = "spec"  # also one that could not be measured
         choice = replace(choice, drafter=drafter)
         if trees and options.ablate is not None:
             raise Refused(

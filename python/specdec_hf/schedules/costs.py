@@ -118,7 +118,7 @@ class Costs:
         measured: whether a clock tells them; `ExpectedCosts` need none.
         drafted: whether a round with drafts was measured.
         prefill: seconds of the target's forward that read the prompt.
-        padded: the width of a forward of so many tokens, padding included; the loop sets it.
+        padded: the width of a forward of so many tokens, with padding; `DraftLengthPolicy` sets it.
     """
 
     measured = True

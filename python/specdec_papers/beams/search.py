@@ -243,11 +243,11 @@ class BeamSearch:
         if drafter is not None and not exact:
             self.stats.notes += timing_notes(model, "greedy", costs)
         others = self.beams.width - 1  # a plain round reads all beams
-        costs.padded = lambda nodes: nodes + others
         pace = Pace.start(ConstantSchedule(), costs, 1, self.gamma, vocab_size, trees=False)
         self.length_policy = DraftLengthPolicy(
             pace, options.guard, drafter, model=model, rule="greedy",
             batch_size=len(lengths), stats=self.stats, clock=options.clock,
+            padded=lambda nodes: nodes + others,
         )  # fmt: skip
         if made is not None:
             self.length_policy.begin(made.cost, None, steps)
