@@ -84,13 +84,14 @@ def verify_step_(
     )  # fmt: skip
     nodes = torch.nn.functional.pad(verdict.path + 1, (1, 0)).long()
     last = verdict.num_accepted.long()[:, None]
-    row = rows[torch.arange(b, device=rows.device), nodes.gather(1, last)[:, 0]]
-    likeliest = torch.where(row.isfinite(), row, -torch.inf).argmax(-1, keepdim=True)
-    token = verdict.tokens.gather(1, last)
-    missing = token < 0
-    tokens = verdict.tokens.scatter(1, last, torch.where(missing, likeliest, token))
+    tokens = verdict.tokens
+    missing = (tokens.gather(1, last) < 0)[:, 0].nonzero()[:, 0]
+    if len(missing):
+        at = last[missing, 0]
+        row = rows[missing, nodes[missing, at]]
+        tokens[missing, at] = torch.where(row.isfinite(), row, -torch.inf).argmax(-1)
     write_path_(
         nodes, tokens, verdict.num_accepted, predicts, accept_index, accept_token_num,
         retrieve_index,
     )  # fmt: skip
-    return missing[:, 0].nonzero()[:, 0].tolist()
+    return missing.tolist()

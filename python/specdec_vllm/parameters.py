@@ -67,7 +67,6 @@ def filtered(
         rows, counts, parameters: as in `min_p_first`.
         top_k_top_p: the server's own, because it serves the logprobs of its result.
     """
-    temperature = _per_row(parameters.temperature, counts, rows)
     top_k, top_p = (
         _per_row(value, counts, rows) if isinstance(value, Tensor) else None
         for value in (parameters.top_k, parameters.top_p)
@@ -76,8 +75,14 @@ def filtered(
         rows = apply_min_p(rows, counts, parameters)
     if top_k is not None:
         top_k = torch.where(top_k == 0, rows.shape[-1], top_k)
-    rows = rows.float() / torch.where(temperature == 0, 1.0, temperature)[:, None]
+    rows = divided(rows, counts, parameters)
     return top_k_top_p(rows, top_k, top_p), parameters.without_filters()
+
+
+def divided(rows: Tensor, counts: Tensor, parameters: Parameters) -> Tensor:
+    """Logits [R, V] in a float32 copy, over the temperature where that is not 0."""
+    temperature = _per_row(parameters.temperature, counts, rows)
+    return rows.float() / torch.where(temperature == 0, 1.0, temperature)[:, None]
 
 
 def apply_min_p(rows: Tensor, counts: Tensor, parameters: Parameters) -> Tensor:

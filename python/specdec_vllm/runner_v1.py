@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_kernels import SampledDraft
 from specdec_vllm import vllm_interface
 from specdec_vllm.drafting_v1 import sample_from_logits
-from specdec_vllm.parameters import Parameters, apply_min_p, filtered, min_p_first
+from specdec_vllm.parameters import Parameters, apply_min_p, divided, filtered, min_p_first
 from specdec_vllm.proposer import check_drafter_is_used, warn_of_other_texts
 from specdec_vllm.settings import Settings
 from specdec_vllm.step_v1 import Step, generator_of, indptr_of, runner_sample
@@ -85,19 +86,26 @@ def _forward(original: Any, settings: Settings) -> Any:
         number = len(metadata.num_draft_tokens)
         given = len(metadata.bonus_logits_indices) != number  # there are no rows to draw them from
         step = getattr(self.sampler, "specdec_step", None)
+        counts = torch.diff(indptr_of(metadata))
         if given or not vllm_interface.is_own_sampler(self.sampler):
             if step is not None:  # that sampler draws the tokens after all drafts
-                last = step.positions + torch.diff(indptr_of(metadata)) - 1
-                self.sampler.specdec_step = step._replace(positions=last)
+                self.sampler.specdec_step = step._replace(positions=step.positions + counts - 1)
+                if draft_probs is not None and step.draft_logits:
+                    parameters = _parameters(step, sampling_metadata, number, logits)
+                    draft_probs = divided(draft_probs, counts - 1, parameters).softmax(-1)
             return original(self, metadata, draft_probs, logits, sampling_metadata)
         rows = _processed(self, metadata, logits, sampling_metadata)
         parameters = _parameters(step, sampling_metadata, number, logits, self.specdec_generator)
-        counts = torch.diff(indptr_of(metadata))
+        draft: Tensor | SampledDraft | None = draft_probs
+        if draft_probs is not None and (step is None or not step.draft_logits):
+            draft = probabilities(draft_probs, (number, metadata.max_spec_len))
         if self.is_processed_logprobs_mode and sampling_metadata.max_num_logprobs is not None:
+            if isinstance(draft, Tensor):
+                draft = divided(draft, counts - 1, parameters)
             rows, parameters = filtered(rows, counts, parameters, vllm_interface.top_k_top_p)
         else:
             rows, parameters = min_p_first(rows, counts, parameters)
-        tokens = _verify(self, settings, metadata, draft_probs, rows, parameters)
+        tokens = _verify(self, settings, metadata, draft, rows, parameters)
         logprobs = None
         if sampling_metadata.max_num_logprobs is not None:
             served = rows if self.is_processed_logprobs_mode else logits
@@ -170,7 +178,7 @@ def _verify(
     sampler: Any,
     settings: Settings,
     metadata: Any,
-    draft_probs: Tensor | None,
+    draft: Tensor | SampledDraft | None,
     rows: Tensor,
     parameters: Parameters,
 ) -> Tensor:
@@ -179,7 +187,6 @@ def _verify(
     starts = metadata.cu_num_draft_tokens - lengths
     gamma = metadata.max_spec_len
     ids = dense_drafts(metadata.draft_token_ids, starts, lengths, gamma)
-    draft = None if draft_probs is None else probabilities(draft_probs, (len(lengths), gamma))
     rates = sampler.synthetic_conditional_rates
     acceptance = acceptance_of(settings, sampler.specdec_rule, rates)
     return verify(rows, ids, draft, indptr, parameters, acceptance).int()

@@ -15,7 +15,7 @@ from specdec_vllm import vllm_interface
 from specdec_vllm.parameters import Parameters, min_p_first
 from specdec_vllm.proposer import check_drafter_is_used, warn_of_other_texts
 from specdec_vllm.settings import Settings
-from specdec_vllm.tensors import dense_drafts, scaled_logits
+from specdec_vllm.tensors import as_wide_as, dense_drafts, rows_at, scaled_logits
 from specdec_vllm.verification import acceptance_of, rule_of, sample_rows, verify
 from specdec_vllm.vllm_interface import REJECTION_V2, SAMPLER_V2, Make
 
@@ -49,11 +49,15 @@ def _verify(original: Any, settings: Settings) -> Any:
             rows = _processed(
                 sampler, logits, expanded, index, index_np, pos, draft_sampled, local, lengths_np
             )
-        states = sampler.sampling_states
-        top_k = states.top_k.gpu[index]
+        states, vocab = sampler.sampling_states, rows.shape[-1]
+        # Kernels for CUDA take a slower way with a tensor of filters, whatever it holds.
+        top_k: int | Tensor = 0
+        if (states.top_k.np[index_np] < vocab).any():
+            top_k = states.top_k.gpu[index]
+            top_k = torch.where(top_k >= vocab, 0, top_k)
         parameters = Parameters(
             states.temperature.gpu[index],
-            torch.where(top_k >= rows.shape[-1], 0, top_k),
+            top_k,
             states.top_p.gpu[index] if (states.top_p.np[index_np] != 1).any() else 1.0,
             states.min_p.gpu[index] if (states.min_p.np[index_np] != 0).any() else 0.0,
             states.seeds.gpu[index],
@@ -63,7 +67,7 @@ def _verify(original: Any, settings: Settings) -> Any:
         ids = dense_drafts(
             verified, indptr[:-1] + 1, torch.diff(indptr) - 1, self.num_speculative_steps
         )
-        draft = None if draft_logits is None else draft_logits[index]
+        draft = None if draft_logits is None else rows_at(draft_logits, index, index_np)
         tokens = verify(
             rows, ids, draft, indptr.int(), parameters,
             acceptance_of(settings, self.specdec_rule, None),
@@ -139,7 +143,9 @@ def _rejection_sample(original: Any, settings: Settings) -> Any:
         starts, lengths = cu_num_logits[:-1], torch.diff(cu_num_logits) - 1
         own = temperature[idx_mapping]
         ids = dense_drafts(draft_sampled, starts + 1, lengths, num_speculative_steps)
-        draft = None if draft_logits is None else scaled_logits(draft_logits[idx_mapping], own)
+        draft = None
+        if draft_logits is not None:
+            draft = scaled_logits(as_wide_as(draft_logits[idx_mapping], target_logits), own)
         rule = rule_of(settings, use_block_verification)
         parameters = Parameters(
             (own != 0).float(), 0, 1.0, 0.0, seed[idx_mapping], pos[starts].long() + 1

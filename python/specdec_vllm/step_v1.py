@@ -14,12 +14,16 @@ from specdec_vllm.settings import Settings
 
 
 class Step(NamedTuple):
-    """What the runner knows of a step and its samplers do not: see `Parameters`."""
+    """What the runner knows of a step and its samplers do not: see `Parameters`.
+
+    draft_logits: whether the drafts came with logits, which vLLM calls probabilities too.
+    """
 
     rule: Rule
     seeds: Tensor
     positions: Tensor
     min_p: Tensor | None
+    draft_logits: bool = False
 
 
 def runner_sample(original: Any, settings: Settings) -> Any:
@@ -33,7 +37,10 @@ def runner_sample(original: Any, settings: Settings) -> Any:
         finally:
             self.sampler.specdec_step = None
         emitted = (output.sampled_token_ids >= 0).sum(-1)
-        self.drafter.specdec_noise = DraftNoise(step.rule, step.seeds, step.positions + emitted)
+        self.drafter.specdec_noise = DraftNoise(
+            step.rule, step.seeds, step.positions + emitted,
+            as_logits=vllm_interface.is_own_verification(rejection_sampler),
+        )  # fmt: skip
         return output
 
     return _sample
@@ -53,12 +60,14 @@ def _step_of(runner: Any, metadata: Any) -> Step:
             "min_p with drafts: the sampler must have the forward and apply_logits_processors of "
             f"vLLM's Sampler, got {type(runner.sampler).__name__}"
         )
+    noise: DraftNoise | None = getattr(runner.drafter, "specdec_noise", None)
     seeds = _seeds_of(states, batch.generators, runner.rejection_sampler.specdec_generator)
     return Step(
         runner.rejection_sampler.specdec_rule,
         seeds.to(runner.device, non_blocking=True),
         runner.positions[inputs].long() + 1,
         torch.tensor(min_p, device=runner.device) if any(min_p) else None,
+        draft_logits=noise is not None and noise.came_with_logits(),
     )
 
 

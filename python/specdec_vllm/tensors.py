@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec_kernels import SampledDraft
@@ -23,6 +25,29 @@ def dense_drafts(drafts: Tensor, starts: Tensor, lengths: Tensor, gamma: int) ->
         return drafts.new_full((len(starts), gamma), -1)
     index = (starts[:, None] + columns).clamp_(max=drafts.numel() - 1)
     return torch.where(columns < lengths[:, None], drafts[index], -1)
+
+
+def rows_at(states: Tensor, index: Tensor, index_np: NDArray[np.integer]) -> Tensor:
+    """`states[index]`; no copy where the indices ascend evenly, as those of one request do.
+
+    Args:
+        states: [S, ...].
+        index: [B], on the device.
+        index_np: the same on the host.
+    """
+    steps = np.diff(index_np)
+    step = int(steps[0]) if len(steps) else 1
+    if not len(index_np) or index_np[0] < 0 or step < 1 or (steps != step).any():
+        return states[index]
+    return states[int(index_np[0]) : int(index_np[-1]) + 1 : step]
+
+
+def as_wide_as(rows: Tensor, target: Tensor) -> Tensor:
+    """Rows in float32 if the target's are; kernels for CUDA read rows of two dtypes slowly.
+
+    A target narrower than its draft stays: its copy would be larger than what it saves.
+    """
+    return rows.float() if target.dtype == torch.float32 else rows
 
 
 def probabilities(rows: Tensor, shape: tuple[int, int]) -> SampledDraft:

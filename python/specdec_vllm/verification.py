@@ -2,9 +2,11 @@
 
 The target rows of a batch are ragged: those of sequence b are `indptr[b]` to `indptr[b+1]`, one for
 each of its drafts and one for the bonus token. A server counts on at least one token of every
-sequence in each step. So where a row holds no distribution, or a parameter is out of range, and the
-op emits nothing, the sequence gets the token with the largest finite logit of its first row. On the
-CPU a warning names it and its faults.
+sequence in each step. Where a row holds no distribution or a parameter is out of range, the op
+emits nothing, and its status says why. On the CPU the sequence then gets the token with the largest
+finite logit of its first row. Elsewhere the host would have to wait for the device to know of it,
+so the sequence gets token 0, and no row is read again. A warning names the sequence and its faults,
+elsewhere in a later step.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import Rule, SampledDraft, Status, sample, verify_chain
-from specdec_vllm.messages import log
+from specdec_kernels import Rule, SampledDraft, sample, verify_chain
+from specdec_vllm import faults
 from specdec_vllm.parameters import Parameters
 from specdec_vllm.settings import Settings
+from specdec_vllm.tensors import as_wide_as
 
 
 class Acceptance(NamedTuple):
@@ -59,8 +62,8 @@ def verify(
     Args:
         rows: [R, V] float32, bfloat16 or float16 logits, ragged.
         draft_token_ids: [B, gamma], -1 where a sequence has fewer drafts.
-        draft: None, logits [B, gamma, D] to be divided by the target's temperature, or what
-            `probabilities` and `scaled_logits` return.
+        draft: None, logits [B, gamma, D] or [R-B, D] to be divided by the target's temperature, or
+            what `probabilities` and `scaled_logits` return.
         indptr: [B+1] int32.
         parameters: of each sequence.
         acceptance: the rule.
@@ -69,7 +72,7 @@ def verify(
     verdict = verify_chain(
         rows,
         draft_token_ids,
-        draft,
+        as_wide_as(draft, rows) if isinstance(draft, Tensor) else draft,
         rule=acceptance.rule,
         **parameters._asdict(),
         target_indptr=indptr,
@@ -91,20 +94,19 @@ def sample_rows(rows: Tensor, parameters: Parameters, rule: Rule) -> Tensor:
 
 
 def _never_missing(tokens: Tensor, status: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
-    """Tokens [B], with the argmax of the finite logits of its row in place of each -1."""
+    """Tokens [B], with another one in place of each -1: see the top of this file."""
     missing = tokens < 0
-    if missing.device.type == "cpu":  # elsewhere the host would have to wait for the device
-        if not bool(missing.any()):
-            return tokens
-        log.warning(
-            "specdec_vllm: requests that get the token with the largest finite logit, by index in "
-            "the batch: %s",
-            ", ".join(f"{i} ({_names(int(status[i]))})" for i in missing.nonzero()[:, 0].tolist()),
-        )
+    if not on_host(tokens):
+        faults.name_later(torch.where(missing, status, 0), "token 0")
+        return tokens.clamp_min(0)
+    if not bool(missing.any()):
+        return tokens
+    faults.name(torch.where(missing, status, 0), "the token with the largest finite logit")
     chosen = rows if index is None else rows[index]
     finite = torch.where(chosen.isfinite(), chosen, -torch.inf)
     return torch.where(missing, finite.argmax(-1).to(tokens.dtype), tokens)
 
 
-def _names(status: int) -> str:
-    return "|".join(fault.name or "" for fault in Status if status & fault)
+def on_host(tensor: Tensor) -> bool:
+    """Whether the host can read it without waiting for a device."""
+    return tensor.is_cpu

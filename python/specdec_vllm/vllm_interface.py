@@ -201,6 +201,12 @@ def is_own_sampler(sampler: Any) -> bool:
     return type(sampler) is importlib.import_module(SAMPLER).Sampler
 
 
+def is_own_verification(rejection_sampler: Any) -> bool:
+    """Whether the plug-in's function verifies: a class of others may have its own."""
+    own = importlib.import_module(REJECTION).RejectionSampler
+    return type(rejection_sampler).forward is own.forward
+
+
 def serves_min_p(sampler: Any) -> bool:
     """Whether a sampler calls the functions in which the plug-in applies min-p."""
     own = importlib.import_module(SAMPLER).Sampler

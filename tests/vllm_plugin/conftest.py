@@ -3,8 +3,12 @@
 import logging
 
 import pytest
-from specdec_vllm import Settings, vllm_interface
+import torch
+from specdec_vllm import Settings, verification, vllm_interface
 from specdec_vllm.plugin import install
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdec_kernels import verify_chain
 
 
 @pytest.fixture
@@ -17,6 +21,31 @@ def logged():
     logger.addHandler(handler)
     yield messages
     logger.removeHandler(handler)
+
+
+class Handed(TorchDispatchMode):
+    """What `verify_chain` is handed, and how many rows operators have written for it."""
+
+    written = ()
+
+    def __call__(self, target, draft_token_ids, draft, **given):
+        self.dtypes, self.given = (target.dtype, getattr(draft, "dtype", None)), given
+        self.rows = sum(t.numel() for t in self.written if t.shape[-1:] == target.shape[-1:])
+        self.rows //= target.shape[-1]
+        return verify_chain(target, draft_token_ids, draft, **given)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **kwargs or {})
+        if isinstance(made, torch.Tensor) and not func.is_view:
+            self.written += (made,)
+        return made
+
+
+@pytest.fixture
+def handed(monkeypatch):
+    """Operators count in its context."""
+    monkeypatch.setattr(verification, "verify_chain", mode := Handed())
+    return mode
 
 
 @pytest.fixture(scope="session")

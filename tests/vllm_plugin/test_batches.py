@@ -1,15 +1,12 @@
 """Ragged batches of a server through the ops, without vLLM."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from specdec_vllm.parameters import Parameters, min_p_first
-from specdec_vllm.tensors import (
-    dense_drafts,
-    probabilities,
-    scaled_logits,
-    seeds_for,
-    with_bonus_rows,
-)
+from specdec_vllm import faults, verification
+from specdec_vllm.parameters import Parameters
+from specdec_vllm.tensors import dense_drafts, probabilities, scaled_logits, seeds_for
 from specdec_vllm.verification import Acceptance, sample_rows, verify
 
 V = 11
@@ -57,30 +54,15 @@ def test_a_row_without_drafts_gets_the_token_of_plain_sampling(rule):
 
 def test_logits_with_a_temperature_of_their_own_are_their_softmax():
     generator = torch.Generator().manual_seed(3)
-    rows, logits = torch.randn(2, 60, 3, V, generator=generator)[:, :20]
-    target = torch.randn(20, 4, V, generator=generator)
+    target, logits = torch.randn(140, V, generator=generator).split([80, 60])
     ids = torch.randint(V, (20, 3), generator=generator)
     own = torch.linspace(0.5, 2, 20)
-    given = parameters(20)
-    indptr = 4 * torch.arange(21, dtype=torch.int32)
-    flat = target.view(-1, V)
-    ours = verify(flat, ids, scaled_logits(logits, own), indptr, given, Acceptance())
-    q = (logits / own[:, None, None]).softmax(-1)
-    reference = verify(
-        flat, ids, probabilities(q.view(-1, V), ids.shape), indptr, given, Acceptance()
+    q = (logits / own.repeat_interleave(3)[:, None]).softmax(-1)
+    ours, reference = (
+        verify(target, ids, draft, 4 * torch.arange(21).int(), parameters(20), Acceptance())
+        for draft in (scaled_logits(logits.view(20, 3, V), own), probabilities(q, ids.shape))
     )
     assert ours.equal(reference)
-    assert not rows.equal(logits)
-
-
-def test_given_bonus_tokens_are_emitted_after_full_acceptance():
-    rows = torch.full((3, V), -9.0)
-    rows[torch.arange(3), torch.tensor([4, 7, 1])] = 9.0
-    lengths, bonus = torch.tensor([2, 0, 1]).int(), torch.tensor([[10], [3], [6]])
-    rows, indptr = with_bonus_rows(rows, lengths, bonus)
-    ids = torch.tensor([[4, 7], [-1, -1], [2, -1]])
-    tokens = verify(rows, ids, None, indptr, parameters(3, temperature=0.0), Acceptance())
-    assert tokens.tolist() == [[4, 7, 10], [3, -1, -1], [1, -1, -1]]
 
 
 def test_seeds_of_a_call_are_drawn_by_the_generators_of_requests_that_have_one():
@@ -98,21 +80,9 @@ def test_seeds_of_a_call_are_drawn_by_the_generators_of_requests_that_have_one()
     assert first[1:].equal(drawn(generators())[1:])
 
 
-def test_min_p_comes_before_top_p():
-    rows = torch.tensor([[0.50, 0.26, 0.14, 0.10], [0.50, 0.26, 0.14, 0.10]]).log()
-    given = parameters(2, top_p=torch.tensor([0.8, 1.0]), min_p=torch.tensor([0.4, 0.25]))
-    ones = torch.ones(2, dtype=torch.int64)
-    masked, rest = min_p_first(rows, ones, given)
-    assert (masked > -torch.inf).tolist() == [[True, True, False, False], [True, True, True, False]]
-    assert rest.min_p == 0.0
-    unchanged = parameters(2, min_p=torch.tensor([0.4, 0.25]))
-    assert min_p_first(rows, ones, unchanged) == (rows, unchanged)
-
-
-FALLBACK = (
-    "specdec_vllm: requests that get the token with the largest finite logit, by index in the "
-    "batch: "
-)
+GET = "specdec_vllm: requests that get"
+FALLBACK = f"{GET} the token with the largest finite logit, by index in the batch: "
+DEVICE = f"{GET} token 0, by index in the batch of an earlier step: "
 
 
 def test_rows_without_a_distribution_emit_a_token_and_a_warning(logged):
@@ -128,3 +98,20 @@ def test_rows_without_a_distribution_emit_a_token_and_a_warning(logged):
     assert logged.pop() == FALLBACK + "1 (TARGET_INVALID), 2 (BAD_PARAMETER)"
     assert sample_rows(rows[1:4], parameters(3), "token")[1] == 6
     assert logged == [FALLBACK + "1 (TARGET_INVALID)"]
+
+
+def test_requests_of_a_device_get_token_0_and_a_warning_in_a_later_step(logged, monkeypatch):
+    """Of every fault after which nothing is emitted; the host does not wait, and reads no row."""
+    copied = SimpleNamespace(query=lambda: steps > 1)
+    monkeypatch.setattr(verification, "on_host", lambda _: False)
+    monkeypatch.setattr(faults, "copy_of", lambda status: (copied, status))
+    rows, indptr = torch.ones(7, V), torch.tensor([0, 2, 4, 4, 6, 7]).int()
+    rows[0], rows[4, 5] = torch.nan, torch.inf
+    given = parameters(5, temperature=torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0]))
+    for steps in (1, 2):  # noqa: B007
+        assert not logged
+        drafts = torch.tensor([[3], [3], [-1], [3], [-1]])
+        tokens = verify(rows, drafts, None, indptr, given, Acceptance())
+        assert tokens[:4, 0].tolist() == [0] * 4
+    named = "0 (TARGET_INVALID), 1 (BAD_PARAMETER), 2 (TARGET_INVALID), 3 (TARGET_INVALID)"
+    assert logged == [f"{DEVICE}{named}"] * 2

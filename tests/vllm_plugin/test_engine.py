@@ -22,23 +22,9 @@ pytestmark = [
 ]
 
 SPECULATIONS = {
-    "ngram": {
-        "method": "ngram",
-        "num_speculative_tokens": 4,
-        "prompt_lookup_max": 3,
-        "prompt_lookup_min": 1,
-    },
-    "drafted": {
-        "method": "draft_model",
-        "model": MODEL,
-        "num_speculative_tokens": 2,
-        "draft_sample_method": "probabilistic",
-    },
-    "copied": {
-        "method": "custom_class",
-        "model": "specdec_vllm.Proposer",
-        "num_speculative_tokens": 4,
-    },
+    "ngram": dict(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1),
+    "draft_model": dict(num_speculative_tokens=2, model=MODEL, draft_sample_method="probabilistic"),
+    "custom_class": dict(num_speculative_tokens=4, model="specdec_vllm.Proposer"),
 }
 TEXTS = (
     "One two three four one two three four one two three four one two",
@@ -100,8 +86,8 @@ FILTERS = {"samples": {}, "filtered": {"top_k": TOP_K, "top_p": TOP_P, "min_p": 
 # Kind of drafts -> filters and rules. Those of the proposer are verified as n-grams are.
 SAMPLED = {
     "ngram": [("samples", "token"), ("filtered", "match")],
-    "drafted": [("samples", "token"), ("filtered", "block"), ("filtered", "match")],
-    "copied": [],
+    "draft_model": [("samples", "token"), ("filtered", "block"), ("filtered", "match")],
+    "custom_class": [],
 }
 
 
@@ -155,9 +141,9 @@ def engine(prompts, tmp_path_factory):
         calls |= {(name, rule): samples(prompts, **FILTERS[name]) for name, rule in SAMPLED[kind]}
         if kind == "ngram":
             calls["samples", None] = samples(prompts)
-        if kind == "copied":
+        if kind == "custom_class":
             calls |= {("one", rule): groups["plain"][:1] for rule in ("token", None)}
-        installed, found, steps = generated(SPECULATIONS[kind], calls, folder)
+        installed, found, steps = generated({"method": kind} | SPECULATIONS[kind], calls, folder)
         assert installed, "vLLM has not found the entry point"
         return found | split(found["together", "token"], groups) | {"steps": steps}
 
@@ -171,9 +157,8 @@ def tokens(outputs):
 @pytest.mark.parametrize("kind", SPECULATIONS)
 def test_greedy_text_is_that_without_drafts_under_all_parameters(engine, plain, kind):
     found = engine(kind)
-    assert {name: tokens(found[name]) for name in plain} == {
-        name: tokens(outputs) for name, outputs in plain.items()
-    }
+    ours, theirs = ({name: tokens(of[name]) for name in plain} for of in (found, plain))
+    assert ours == theirs
     for ours, theirs in zip(found["logprobs"], plain["logprobs"], strict=True):
         assert len(ours["logprobs"]) == len(ours["tokens"])
         torch.testing.assert_close(
@@ -195,7 +180,7 @@ def test_a_seed_gives_the_same_text_in_every_batch_of_an_engine(engine, kind):
 @pytest.mark.parametrize("rule", ["token", None])
 def test_the_drafts_of_the_proposer_save_steps(engine, plain, rule):
     """With the plug-in and with vLLM's own verification; without drafts a token takes a step."""
-    found = engine("copied")
+    found = engine("custom_class")
     assert tokens(found["one", rule]) == tokens(plain["plain"][:1])
     assert found["steps"]["one", rule] < 12
 

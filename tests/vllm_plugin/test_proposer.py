@@ -43,16 +43,14 @@ def datastore(tmp_path_factory):
 
 def config(*, by_batch_size=None, embeds=False, vocab_size=VOCAB):
     """What the proposer reads of vLLM's configuration."""
-    return SimpleNamespace(
-        speculative_config=SimpleNamespace(
-            model=proposer.NAME,
-            num_speculative_tokens=GAMMA,
-            num_speculative_tokens_per_batch_size=by_batch_size,
-        ),
-        model_config=SimpleNamespace(
-            max_model_len=LONGEST, enable_prompt_embeds=embeds, get_vocab_size=lambda: vocab_size
-        ),
+    speculative = SimpleNamespace(
+        model=proposer.NAME, num_speculative_tokens=GAMMA,
+        num_speculative_tokens_per_batch_size=by_batch_size,
+    )  # fmt: skip
+    model = SimpleNamespace(
+        max_model_len=LONGEST, enable_prompt_embeds=embeds, get_vocab_size=lambda: vocab_size
     )
+    return SimpleNamespace(speculative_config=speculative, model_config=model)
 
 
 @pytest.fixture
@@ -193,11 +191,9 @@ def test_automata_of_a_server_draft_as_new_ones(make, name):
         rows += batch.number
         assert batch.drafts(made) == batch.drafts(make(name))
         read = automata.read
-        assert {row: known.text.tolist() for row, known in read.items()} == {
-            row: batch.text(row).tolist()
-            for row in range(batch.number)
-            if batch.lengths[row] < LONGEST - 1
-        }
+        growing = [row for row in range(batch.number) if batch.lengths[row] < LONGEST - 1]
+        texts = {row: batch.text(row).tolist() for row in growing}
+        assert {row: known.text.tolist() for row, known in read.items()} == texts
         assert all(len(known.automaton) == len(known.text) for known in read.values())
     assert 20 < len(new) < rows / 4, "most texts go on with an automaton"
     batch.number = 0
@@ -233,15 +229,10 @@ def test_a_datastore_of_another_model_is_refused(make, datastore, monkeypatch, t
             make(f"rest:{path}")
 
 
-@pytest.mark.parametrize(
-    "make_init",
-    [
-        runner_v1.REPLACEMENTS[vllm_interface.REJECTION, "RejectionSampler.__init__"],
-        runner_v2.REPLACEMENTS[vllm_interface.REJECTION_V2, "RejectionSampler.__init__"],
-    ],
-    ids=["v1", "v2"],
-)
-def test_a_drafter_that_vllm_would_not_use_ends_the_start(monkeypatch, make_init):
+@pytest.mark.parametrize("module", [vllm_interface.REJECTION, vllm_interface.REJECTION_V2])
+def test_a_drafter_that_vllm_would_not_use_ends_the_start(monkeypatch, module):
+    place = module, "RejectionSampler.__init__"
+    make_init = (runner_v1.REPLACEMENTS | runner_v2.REPLACEMENTS)[place]
     monkeypatch.setattr(vllm_interface, "replace_if_loaded", lambda *_: None)
     owner = SimpleNamespace(synthetic_conditional_rates=None)
     init = make_init(lambda *_, **__: None, Settings(drafter=DrafterName("prompt_lookup")))

@@ -14,28 +14,27 @@ SAMPLE = runner_v1.LATE[vllm_interface.RUNNER, "GPUModelRunner._sample"]
 
 
 @pytest.fixture(autouse=True)
-def serves_min_p(monkeypatch):
+def classes_of_vllm(monkeypatch):
     monkeypatch.setattr(vllm_interface, "serves_min_p", lambda _: True)
+    monkeypatch.setattr(
+        vllm_interface, "is_own_verification", lambda one: not hasattr(one, "other")
+    )
 
 
 def runner(*, min_p=(0.0, 0.0, 0.0), seeds=None):
     """A runner whose three requests have 2, 0 and 1 drafts in this step; "b" is in its prefill."""
     generators = {i: torch.Generator().manual_seed(seed) for i, seed in (seeds or {}).items()}
     params = {n: SimpleNamespace(min_p=p) for n, p in zip(NAMES, min_p, strict=True)}
+    own, names = torch.Generator().manual_seed(9), [*NAMES, "left over"]
     return SimpleNamespace(
-        device=torch.device("cpu"),
-        input_batch=SimpleNamespace(
-            num_reqs=3, req_ids=[*NAMES, "left over"], generators=generators
-        ),
+        device=torch.device("cpu"), drafter=SimpleNamespace(),
+        input_batch=SimpleNamespace(num_reqs=3, req_ids=names, generators=generators),
         requests={n: SimpleNamespace(sampling_params=p) for n, p in params.items()},
         query_start_loc=SimpleNamespace(gpu=torch.tensor([0, 3, 8, 10, 10])),
         positions=torch.tensor([30, 31, 32, 0, 1, 2, 3, 4, 70, 71]),
-        rejection_sampler=SimpleNamespace(
-            specdec_rule="token", specdec_generator=torch.Generator().manual_seed(9)
-        ),
+        rejection_sampler=SimpleNamespace(specdec_rule="token", specdec_generator=own),
         sampler=SimpleNamespace(specdec_step=None),
-        drafter=SimpleNamespace(),
-    )
+    )  # fmt: skip
 
 
 DRAFTS = SimpleNamespace(
@@ -110,6 +109,12 @@ def test_rule_match_verifies_with_the_noise_of_the_drafts_of_the_step_before():
     )
     step = sample_step(owner, following, [[4, 4, 4]] * 3)
     assert step.positions.equal(owner.drafter.specdec_noise.positions - 3)
+    assert step.draft_logits
+    assert not sample_step(owner, following, [[4, 4, 4]] * 3).draft_logits, "nothing was drawn"
+    assert owner.drafter.specdec_noise.as_logits
+    owner.rejection_sampler.other = True
+    sample_step(owner, following, [[4, 4, 4]] * 3)
+    assert not owner.drafter.specdec_noise.as_logits, "another class reads them"
     target = torch.cat([logits, torch.zeros(1, 3, 50)]).transpose(0, 1)
 
     def accepted(seeds):
@@ -138,10 +143,8 @@ def test_workers_of_one_engine_draw_the_same_seeds(monkeypatch):
     init = runner_v1.REPLACEMENTS[vllm_interface.REJECTION, "RejectionSampler.__init__"]
 
     def seeds(worker, engine_seed):
-        config = SimpleNamespace(
-            rejection_sample_method="standard",
-            target_model_config=SimpleNamespace(seed=engine_seed),
-        )
+        model = SimpleNamespace(seed=engine_seed)
+        config = SimpleNamespace(rejection_sample_method="standard", target_model_config=model)
         owner = runner(seeds={1: 5})
         torch.manual_seed(worker)
         init(lambda *_: None, Settings())(owner.rejection_sampler, owner.sampler, config)

@@ -1,11 +1,12 @@
 """The replacements for vLLM's V2 runner, on tensors of the CPU: its own kernels need Triton."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
+from proofs import chi_square
 from specdec_vllm import Settings, runner_v2
 
 V, STATES, STEPS = 23, 6, 3
@@ -61,11 +62,9 @@ class Batch:
         arrays = dict(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, min_p=MIN_P, seeds=SEEDS)
         states = {name: SimpleNamespace(gpu=t, np=t.numpy()) for name, t in arrays.items()}
         sampler = SimpleNamespace(
-            return_sampling_mask=False,
-            logprobs_mode="raw_logprobs",
-            needs_logits_processing=np.zeros(STATES, dtype=bool),
-            sampling_states=SimpleNamespace(**states),
-        )
+            return_sampling_mask=False, needs_logits_processing=np.zeros(STATES, dtype=bool),
+            logprobs_mode="raw_logprobs", sampling_states=SimpleNamespace(**states),
+        )  # fmt: skip
         owner = SimpleNamespace(
             sampler=sampler, specdec_rule=settings.rule, num_speculative_steps=STEPS
         )
@@ -94,12 +93,22 @@ def test_fused_and_processed_logits_give_the_same_tokens(rule, with_draft):
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_request_does_not_depend_on_its_place(rule):
     settings = Settings(rule=rule)
-    tokens, number = Batch().verify(Batch().draft_logits, settings)
-    for order in ([3, 1, 0, 2], [2], [1, 3]):
-        batch = Batch(order)
+    for order, seed in product(([3, 1, 0, 2], [2], [1, 3, 0], [1, 3, 2]), range(8)):
+        batch, whole = Batch(order, seed), Batch(seed=seed)
+        tokens, number = whole.verify(whole.draft_logits, settings)
         again, count = batch.verify(batch.draft_logits, settings)
         assert again.equal(tokens[order])
         assert count.equal(number[order])
+
+
+@pytest.mark.parametrize(("order", "copied"), [([1], 0), ([1, 3], 0), ([3, 1], 2)])
+def test_a_step_filters_and_copies_no_more_than_its_requests_need(order, copied, handed):
+    """No request of these has top-k or min-p, but others of the states have."""
+    batch = Batch(order)
+    with handed:
+        batch.verify(batch.draft_logits, Settings(rule="token"))
+    assert handed.rows == copied * STEPS
+    assert [type(handed.given[name]) for name in ("top_k", "min_p")] == [int, float]
 
 
 def test_first_tokens_follow_the_target_for_drafts_at_the_temperature_of_the_request():
@@ -120,9 +129,7 @@ def test_first_tokens_follow_the_target_for_drafts_at_the_temperature_of_the_req
             2 * torch.arange(copies + 1, dtype=torch.int32), index.repeat_interleave(2), index,
             None, None, own.expand(copies), index + 77, STEPS,
         )  # fmt: skip
-        seen = torch.bincount(tokens[:, 0], minlength=V)
-        assert not seen[target == 0].any()
-        return chisquare(seen[target > 0], target[target > 0] * copies).pvalue
+        return chi_square(tokens[:, 0], target)
 
     assert p_value(own) > 1e-4
     assert p_value(0.5) < 1e-6

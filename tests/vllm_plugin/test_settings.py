@@ -50,9 +50,7 @@ def test_a_wrong_variable_is_refused_by_name(name, text, rule, message):
     assert str(caught.value) == expected
 
 
-def test_an_unknown_version_is_left_as_it_is_and_switched_off_nothing_is_looked_at(
-    monkeypatch, logged
-):
+def test_an_unknown_version_is_left_alone_and_off_nothing_is_looked_at(monkeypatch, logged):
     module = types.ModuleType("vllm")
     module.__version__ = "0.99.1"
     monkeypatch.setitem(sys.modules, "vllm", module)

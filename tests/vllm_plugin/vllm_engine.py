@@ -20,13 +20,9 @@ from support.programs import output_of
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the process that can undo the plug-in
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "2",
-    "OMP_WAIT_POLICY": "passive",
-}
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive",
+}  # fmt: skip
 
 
 # vLLM takes the CPUs of a rank from a NUMA node of its own, unless it is told which they are.
@@ -69,11 +65,9 @@ class Recorder:
 def of_ranks(job):
     """The results of calls of an engine of several ranks."""
     engine = start(
-        job,
-        tensor_parallel_size=job["ranks"],
+        job, tensor_parallel_size=job["ranks"], skip_tokenizer_init=True,
         worker_extension_cls="vllm_plugin.vllm_engine.Recorder",
-        skip_tokenizer_init=True,
-    )
+    )  # fmt: skip
     for call in job["calls"]:
         engine.collective_rpc("specdec_begin", args=(call["rule"], call["apart"]))
         found = generate(engine, call["requests"])
@@ -111,16 +105,9 @@ def start(job, **given):
     from vllm import LLM  # noqa: PLC0415
 
     return LLM(
-        model=job["model"],
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=512,
-        max_num_seqs=64,
-        max_num_batched_tokens=2048,
-        speculative_config=job["speculation"],
-        seed=0,
-        **given,
-    )
+        model=job["model"], dtype="float32", enforce_eager=True, max_model_len=512, max_num_seqs=64,
+        max_num_batched_tokens=2048, speculative_config=job["speculation"], seed=0, **given,
+    )  # fmt: skip
 
 
 def generate(engine, requests):
@@ -147,10 +134,8 @@ def generate(engine, requests):
     for output in outputs:
         for sequence in output.outputs:
             tokens = list(sequence.token_ids)
-            logprobs = [
-                at[token].logprob
-                for token, at in zip(tokens, sequence.logprobs or [], strict=False)
-            ]
+            at = zip(tokens, sequence.logprobs or [], strict=False)
+            logprobs = [known[token].logprob for token, known in at]
             found.append({"tokens": tokens, "text": sequence.text, "logprobs": logprobs})
     return {"outputs": found, "steps": len(steps)}
 

@@ -61,12 +61,8 @@ def run(file, calls, folder):
     done = subprocess.run(
         [sys.executable, "-m", "vllm_plugin.vllm_suite", str(job), str(results)],
         env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=540,
-    )
+        cwd=folder, capture_output=True, text=True, check=False, timeout=540,
+    )  # fmt: skip
     assert results.is_file(), f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
     return json.loads(results.read_text()), done.stdout
 
