@@ -92,7 +92,7 @@ def count(head: Eagle3Head, model: Any, text: Text, out: Any) -> HeadCounts:
         out: that `read` gave.
     """
     ids = torch.from_numpy(text.tokens)[None]
-    layers = head.config.on(len(out.hidden_states) - 1).layers
+    layers = head.config.for_layers(len(out.hidden_states) - 1).layers
     head.borrow(model)
     batch = TrainingBatch(
         ids, model.get_input_embeddings()(ids).float(),
