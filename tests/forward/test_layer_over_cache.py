@@ -12,8 +12,7 @@ from proofs.forward import decoder_layer_case, layer_by_ops
 
 import specdec_kernels as sk
 
-CASES = proofs.cases("decoder_layer_")
-by_case = pytest.mark.parametrize("case", CASES, ids=str)
+by_case = pytest.mark.parametrize("case", proofs.cases("decoder_layer_"), ids=str)
 X, NORMS, WEIGHTS, COS, CACHES, POSITIONS, MASK = 0, 1, 2, 9, 11, 12, 13
 op = torch.ops.specdec_kernels.decoder_layer_.default
 

@@ -17,12 +17,11 @@ from bench.tiny_models.build import build
 pytestmark = pytest.mark.papers
 
 RAGGED = (9, 4, 12)
-NEW = 15
 
 
 def settings(num_beams, **kwargs):
     return {
-        "num_beams": num_beams, "max_new_tokens": NEW, "do_sample": False, "output_scores": True,
+        "num_beams": num_beams, "max_new_tokens": 15, "do_sample": False, "output_scores": True,
         "output_logits": True, "return_dict_in_generate": True, **kwargs,
     }  # fmt: skip
 

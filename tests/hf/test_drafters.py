@@ -20,8 +20,6 @@ from specdec_papers.vertical_cascade import VerticalCascade
 from support import hf_models
 from support.hf_models import Clock, SlowLookup
 
-NEW = 40
-
 
 @pytest.mark.parametrize(
     ("rule", "tree"),
@@ -74,7 +72,7 @@ def test_a_guard_of_the_caller_is_copied():
     for _ in range(2):
         clock = Clock()
         settings = {"drafter": SlowLookup(clock, 30.0), "guard": guard, "clock": clock}
-        stats = hf_models.decode(hf_models.tiny("llama"), max_new_tokens=NEW, **settings).stats
+        stats = hf_models.decode(hf_models.tiny("llama"), max_new_tokens=40, **settings).stats
         assert "drafting pauses for 3 rounds" in stats.notes[0]
         assert "drafting pauses for 6 rounds" in stats.notes[1]
         calls.append((stats.gammas, stats.notes))

@@ -168,10 +168,8 @@ def test_the_guard_measures_a_lossy_call_and_pauses_only_where_it_is_asked_to(ca
     asked_for = stats(**{**CASES[case], "guard": True})
     assert pauses(asked_for)
     assert depends_on_timing(asked_for)
-    scheduled = stats(**CASES[case], num_assistant_tokens_schedule="optimal")
-    assert f"schedule 'optimal' under rule {case!r}: the text depends on timing" in str(
-        scheduled.notes
-    )
+    notes = str(stats(**CASES[case], num_assistant_tokens_schedule="optimal").notes)
+    assert f"schedule 'optimal' under rule {case!r}: the text depends on timing" in notes
 
 
 @pytest.mark.parametrize("settings", [CASES["typical"], CASES["lenient"]], ids=["tree", "chains"])

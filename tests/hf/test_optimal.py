@@ -261,9 +261,7 @@ def test_drafts_that_are_made_at_once_cost_the_same_at_other_lengths():
 
 # Of a target with hidden states of 32, and of three heads that draft 66 of its 67 tokens.
 OUTPUTS = 3 * 66 * 32
-MEDUSA = 2 * 3 * (32 * 32 + 32)
 BLOCKWISE = (32 * 6 + 6) + (6 * 96 + 96)
-EXIT = 32 * 32 + 32
 
 
 @pytest.fixture(scope="module")
@@ -291,10 +289,10 @@ def costs_of(target, drafter, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "weights", "at_once", "reads_prompt"),
     [
-        ("medusa", MEDUSA + OUTPUTS, True, False),
+        ("medusa", (2 * 3 * (32 * 32 + 32)) + OUTPUTS, True, False),
         ("blockwise", BLOCKWISE + OUTPUTS, True, False),
         ("pass_head", size, True, False),
-        ("exit_head", lambda t: size(t) - size(t.model.layers[1:]) + EXIT, False, False),
+        ("exit_head", lambda t: size(t) - size(t.model.layers[1:]) + (32 * 32 + 32), False, False),
         ("early_exit", lambda t: size(t) - size(t.model.layers[1:]), False, False),
         ("layer_skip", lambda t: size(t) - size(t.model.layers[1:2]), False, False),
         ("eagle3", lambda t: size(head_for(t)) + 66 * 32, False, True),

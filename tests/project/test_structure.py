@@ -133,8 +133,7 @@ OPS = {
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis", "specdec_kernels.compat", "specdec_kernels.versions")
 PLUGINS = {"vllm": "python/specdec_vllm/", "sglang": "python/specdec_sglang/"}
-# Folder of specdec_hf -> the folders that it may import. `cli` may import all, and every folder may
-# import `extras` where a call asks for it.
+# Folder of specdec_hf -> what it may import, beside `extras` where asked. `cli` may import all.
 BELOW_DRAFTERS = {"drafting", "request", "runner", "schedules"}
 LOOP = {
     "schedules": set(),
@@ -335,8 +334,7 @@ def test_a_suite_over_each_budget_is_found():
         assert len(over_budget(texts, *tight)) == 1
 
 
-# Budgets of the loop, which only go down, too: files and lines of specdec_hf that a module loads,
-# the loop alone, and with the default drafter.
+# Files and lines of the loop that it loads alone and with its default drafter; they only go down.
 CLOSURES = {"specdec_hf.api": (59, 10_790), "specdec_hf.api, specdec_hf.heads.auto": (73, 13_745)}
 LIMITS = {"fields of a class": 14, "own imports of a module": 14, "lines of a function": 60}
 # What may exceed them: arguments and results of the public functions, with their types and texts.

@@ -15,7 +15,6 @@ from specdec_kernels.compat.sglang import chain_speculative_sampling_triton
 
 pytest.importorskip("sglang", reason="`make more TASK=test-sglang` installs SGLang")
 
-PAGE = Path(__file__).parents[2] / "docs/sglang.md"
 B, N, V = 4000, 3, 6
 
 
@@ -158,7 +157,7 @@ def test_ranks_of_tensor_parallelism_take_the_results_of_the_first(step):
 
 
 def test_the_program_of_the_page_replaces_the_verifier_of_chains(loaded):
-    page = PAGE.read_text()
+    page = (Path(__file__).parents[2] / "docs/sglang.md").read_text()
     block = next(b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "CHAIN" in b)
     names: dict = {}
     exec(block, names)

@@ -178,6 +178,17 @@ def test_tokens_that_the_processors_of_vllm_forbid_do_not_come(plugin, rule):
         assert set(out[1].tolist()) <= {6, -1}
 
 
+def test_penalties_of_sampled_requests_are_those_of_vllm(plugin):
+    plugin()
+    # 8 is drafted and the best; its penalty makes the lowest token not drafted yet the best.
+    logits = torch.where(torch.arange(V) == 8, 1.0, -0.5 * torch.arange(V)).repeat(3, 1)
+    given = sampling(
+        1, temperature=1e-3, no_penalties=False, frequency_penalties=torch.tensor([2.0]),
+        prompt_token_ids=torch.tensor([[0]]), output_token_ids=[[2]], spec_token_ids=[[8, 0]],
+    )  # fmt: skip
+    assert verified([[8, 0]], logits, given).sampled_token_ids.tolist() == [[8, 0, 1]]
+
+
 @pytest.mark.parametrize(
     "mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 )

@@ -143,7 +143,8 @@ def choices(model: Any, call: Call, asked: DraftChoice) -> list[Callable[[str], 
 
 def nothing(asked: DraftChoice, reason: str) -> DraftChoice:
     """Plain decoding where "auto" drafts nothing."""
-    return replace(asked, drafter=None, notes=(f"drafter {AUTO!r} drafts nothing: {reason}",))
+    note = f"drafter {AUTO!r} drafts nothing: {reason}"
+    return replace(asked, drafter=None, notes=(*asked.notes, note))
 
 
 def why_nothing_is_drafted(call: Call, asked: DraftChoice) -> str | None:
@@ -166,7 +167,7 @@ def default_tree(model: Any, call: Call, asked: DraftChoice) -> DraftChoice:
         drafter.has_head(model)
     except Refused as error:
         drafter = class_of(AUTO)(head=False)
-        notes = (f"drafter {AUTO!r} drafts without the model's head: {error}",)
+        notes = (*notes, f"drafter {AUTO!r} drafts without the model's head: {error}")
     return replace(asked, drafter=drafter, num_assistant_tokens_schedule=schedule, notes=notes)
 
 
@@ -180,7 +181,7 @@ def default_chains(call: Call, asked: DraftChoice, reason: str) -> DraftChoice:
     if rule == "auto" and call.do_sample:
         rule = "match"
         note += f" and rule {rule!r}"
-    return replace(asked, drafter=drafter, rule=rule, notes=(f"{note}: {reason}",))
+    return replace(asked, drafter=drafter, rule=rule, notes=(*asked.notes, f"{note}: {reason}"))
 
 
 def resolve_rule(

@@ -119,9 +119,8 @@ class DraftedRound:
 
     def verify(self, logits: torch.Tensor) -> Verdict | TreeVerdict:
         """The op's verdict."""
-        return (
-            self._verify_tree(logits) if self.session.drafts_trees else self._verify_chain(logits)
-        )
+        verify = self._verify_tree if self.session.drafts_trees else self._verify_chain
+        return verify(logits)
 
     def _verify_chain(self, logits: torch.Tensor) -> Verdict:
         session = self.session
