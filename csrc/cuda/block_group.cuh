@@ -30,23 +30,27 @@ constexpr int kBlocksWithFewRegisters = 3;
 constexpr int kBlocksWithFewRegisters = 4;
 #endif
 
-struct Shared {
-  unsigned long long bins[kBins];
-  uint32_t candidates[kCandidates];  // ordered keys
+// What the threads of a block exchange. The shared memory of every kernel begins with it.
+struct BlockShared {
   uint64_t exchange[2][kWarps];
   int64_t broadcast[2];
+};
+
+struct Shared : BlockShared {
+  unsigned long long bins[kBins];
+  uint32_t candidates[kCandidates];  // ordered keys
   uint32_t num_candidates;
-  uint32_t last;
   // The state of the sequence that the kernel works on. It is kept here because the loops over
   // entries need the registers.
   alignas(16) unsigned char task[1184];
 };
 
-inline __device__ Shared* shared_memory() {
+template <class T = Shared>
+inline __device__ T* shared_memory() {
 #ifdef __CUDACC__
-  return reinterpret_cast<Shared*>(specdec_dynamic_shared);
+  return reinterpret_cast<T*>(specdec_dynamic_shared);
 #else
-  return reinterpret_cast<Shared*>(simt::shared_memory());
+  return reinterpret_cast<T*>(simt::shared_memory());
 #endif
 }
 
@@ -147,20 +151,11 @@ inline __device__ uint32_t warp_max(uint32_t value) {
 #endif
 }
 
-// Asks for the cache line of `address`. Nothing waits for it.
-inline __device__ void prefetch_to_l2(const void* address) {
-#ifdef __CUDA_ARCH__
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
-#else
-  static_cast<void>(*static_cast<const volatile unsigned char*>(address));  // it lies in a tensor
-#endif
-}
-
 // Every thread of every block of a group holds one; its fields are the same in all of
 // them. All blocks also compute the same results of reductions, and so make the same decisions:
 // no block waits for the decision of another.
 struct BlockGroup {
-  Shared* shared;
+  BlockShared* shared;
   unsigned exchange_buffer;  // which buffer of Shared::exchange the next reduction writes
 
   static __device__ BlockGroup mine() { return {shared_memory(), 0}; }
@@ -189,8 +184,8 @@ struct BlockGroup {
 
   template <class T>
   __device__ T& task() const {
-    static_assert(sizeof(T) <= sizeof shared->task, "fits");
-    return *reinterpret_cast<T*>(shared->task);
+    static_assert(sizeof(T) <= sizeof Shared::task, "fits");
+    return *reinterpret_cast<T*>(shared_memory()->task);
   }
 
   // The same place in the shared memory of another block.

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "cuda/plan.cuh"
+#include "cuda/ticket.cuh"
 
 namespace specdec::cuda {
 
@@ -28,6 +29,41 @@ struct GroupConfig {
   }
   GroupConfig(const GroupConfig&) = delete;
 };
+
+// The multiprocessors of the current device, asked once of each.
+inline cudaError_t multiprocessors(int* processors) {
+  constexpr int kKnown = 64;
+  static std::atomic<int> known[kKnown] = {};
+  int device = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  if (device < kKnown && known[device] != 0) {
+    *processors = known[device];
+    return cudaSuccess;
+  }
+  status = cudaDeviceGetAttribute(processors, cudaDevAttrMultiProcessorCount, device);
+  if (status == cudaSuccess && device < kKnown) known[device] = *processors;
+  return status;
+}
+
+// Into how many splits each of `units` rows is divided: so that a multiprocessor gets eight blocks,
+// twice as many as it runs at once, but no split has less than a warp tile for each warp.
+inline int splits_of(int processors, int64_t units, int64_t warp_tiles) {
+  const int64_t wanted = int64_t{processors} * 8 / std::max<int64_t>(units, 1);
+  const int64_t useful = (warp_tiles + kWarps - 1) / kWarps;
+  return static_cast<int>(std::clamp<int64_t>(std::min(wanted, useful), 1, kMostArrivals));
+}
+
+template <class Job>
+cudaError_t launch_blocks(void (*kernel)(Job), const Job& job, int64_t blocks, size_t shared_bytes,
+                          void* stream) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  return cudaLaunchKernelEx(&config, kernel, job);
+}
 
 // A kernel of block groups: what the devices run of it at once, and its launch.
 template <class Job>

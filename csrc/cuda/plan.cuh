@@ -2,14 +2,13 @@
 // How a launch shares its work among groups: schedule, number and size of groups, splits of a row.
 #include <algorithm>
 
+#include "cuda/cuda_plan.h"
 #include "cuda/row/tile.cuh"
-#include "specdec/cuda_plan.h"
 #include "specdec/verification.h"
 
 namespace specdec::cuda {
 
 constexpr int kMaxGroupSize = 8;
-constexpr int64_t kMostArrivals = 0xffff;  // that a ticket counts
 
 // What is known of a device and a kernel.
 struct Device {
@@ -87,7 +86,7 @@ inline CudaPlan make_plan(const CudaRequest& request, const Device& device, cons
     return at_once * 2 >= largest ? at_once : largest;
   };
   // A ticket counts the groups of a sequence in 16 bits.
-  const int64_t most_splits = kMostArrivals / rows;
+  const int64_t most_splits = 0xffff / rows;
   plan.parallel =
       most_splits > 0 &&
       (request.schedule == Schedule::kParallel ||

@@ -1,13 +1,13 @@
 #pragma once
-// Tickets: groups that share a row or a sequence count their arrivals, and the last one goes on
-// alone. Arrivals are counted without a launch that clears the counter first: the upper 48 bits of
-// a ticket are the id of the launch, and a word without it counts as zero, whatever memory held
-// before.
+// Tickets: blocks that share a row or a sequence count their arrivals, and the last one finishes
+// it. No block waits for another. Arrivals are counted without a launch that clears the counter
+// first: the upper 48 bits of a word are the id of the launch, and a word without it counts as
+// zero, whatever memory held before.
 #include "cuda/block_group.cuh"
 
 namespace specdec::cuda {
 
-// What other groups may be changing.
+// What other blocks may be changing.
 inline __device__ unsigned long long word_of(const unsigned long long* word) {
 #ifdef __CUDACC__
   return *static_cast<const volatile unsigned long long*>(word);
@@ -20,47 +20,66 @@ inline __device__ unsigned long long word_of(const unsigned long long* word) {
 // wrote before the barrier in front of it, and acquires what earlier arrivals released.
 #define SPECDEC_ARRIVAL "acq_rel"
 
-inline __device__ unsigned long long add_arrival(unsigned long long* word) {
+inline __device__ unsigned long long add_arrival(unsigned long long* word,
+                                                 unsigned long long count) {
 #ifdef __CUDACC__
   unsigned long long before;
-  asm volatile("atom." SPECDEC_ARRIVAL ".gpu.global.add.u64 %0, [%1], 1;"
+  asm volatile("atom." SPECDEC_ARRIVAL ".gpu.global.add.u64 %0, [%1], %2;"
                : "=l"(before)
-               : "l"(__cvta_generic_to_global(word))
+               : "l"(__cvta_generic_to_global(word)), "l"(count)
                : "memory");
   return before;
 #else
-  return simt::atomic_add(SPECDEC_ARRIVAL, word, 1);
+  return simt::atomic_add(SPECDEC_ARRIVAL, word, count);
 #endif
 }
 #undef SPECDEC_ARRIVAL
 
-// Every group begins the count when it starts, long before it arrives; `seen` is what it then read.
-// A swap that fails needs no answer, because only another group of the launch can have changed the
-// word. For one thread of each block.
-inline __device__ void begin_arrivals(const BlockGroup& group, unsigned long long* ticket,
-                                      unsigned long long seen, uint64_t launch_id, unsigned count) {
-  const bool begins = group.rank() == 0 && count > 1 && seen >> 16 != launch_id;
-  if (begins) atomicCAS(ticket, seen, launch_id << 16);
+constexpr int kMostArrivals = 255;  // that a ticket counts
+
+// Every block begins the count some time before it arrives. A swap that fails needs no answer,
+// because only another block of the launch can have changed the word. For one thread.
+inline __device__ void begin_arrivals(unsigned long long* ticket, uint64_t launch_id,
+                                      unsigned count) {
+  if (count == 1) return;
+  const unsigned long long seen = word_of(ticket);
+  if (seen >> 16 != launch_id)
+    atomicCAS(ticket, seen, static_cast<unsigned long long>(launch_id) << 16);
 }
 
-// Whether this is the last of `count` arrivals: then what was written before the others is visible,
-// and the ticket becomes zero, for a CUDA graph that replays the same launch.
-inline __device__ bool arrive(unsigned long long* ticket, unsigned count) {
-  if (count == 1) return true;
-  if ((add_arrival(ticket) & 0xffff) + 1 != count) return false;
+struct Arrival {
+  bool last;     // of all: what the others wrote before they arrived is visible
+  bool skipped;  // one of them has not done its part
+};
+
+// One of `count` arrivals. `skips` says that this block has not done its part. The last one makes
+// the ticket zero, for a CUDA graph that replays the same launch. For one thread.
+inline __device__ Arrival arrive(unsigned long long* ticket, unsigned count, bool skips) {
+  if (count == 1) return {true, skips};
+  const unsigned long long before = add_arrival(ticket, skips ? 0x101 : 1);
+  if ((before & 0xff) + 1 != count) return {false, skips};
   atomicExch(ticket, 0);
-  return true;
+  return {true, skips || (before >> 8 & 0xff) != 0};
 }
 
-// Whether this group is the last of `count` to arrive; then what the others wrote is visible.
-inline __device__ bool last_group(BlockGroup& group, unsigned long long* ticket, unsigned count) {
-  group.sync();
-  if (group.rank() == 0 && thread_id() == 0) {
-    const bool last = arrive(ticket, count);
-    for (unsigned r = 0; r < group.size(); ++r) *group.remote(&group.shared->last, r) = last;
+// A number below 0xffff that blocks of a launch lower, in a word like a ticket; 0xffff at first.
+constexpr int kNoLimit = 0xffff;
+
+inline __device__ int limit_of(const unsigned long long* word, uint64_t launch_id) {
+  const unsigned long long seen = word_of(word);
+  return seen >> 16 == launch_id ? static_cast<int>(seen & 0xffff) : kNoLimit;
+}
+
+inline __device__ void lower_limit(unsigned long long* word, uint64_t launch_id, int64_t limit) {
+  if (limit >= kNoLimit) return;
+  const auto wanted =
+      static_cast<unsigned long long>(launch_id << 16 | static_cast<uint64_t>(limit));
+  unsigned long long seen = word_of(word);
+  while (seen >> 16 != launch_id || seen > wanted) {
+    const unsigned long long before = atomicCAS(word, seen, wanted);
+    if (before == seen) return;
+    seen = before;
   }
-  group.sync();
-  return group.shared->last != 0;
 }
 
 }  // namespace specdec::cuda

@@ -4,19 +4,17 @@
 
 #include "arguments/checks.h"
 #include "specdec/cuda_error.h"
-#include "specdec/cuda_plan.h"
 #include "torch/cuda_stream.h"
 #include "torch/parallel.h"
-#include "torch/schedule.h"
 
 namespace specdec {
 
-// The kernels of an op whose CUDA kernel needs scratch memory, as its plan says.
+// The kernels of an op whose CUDA kernels need scratch memory.
 template <class OpParams>
 struct Launchers {
   void (*cpu)(const OpParams&, const Parallel&);
-  int (*plan)(const OpParams&, const CudaRequest&, CudaPlan*);
-  int (*cuda)(const OpParams&, const CudaPlan&, void* workspace, void* stream);
+  int64_t (*workspace_bytes)(const OpParams&);
+  int (*cuda)(const OpParams&, void* workspace, void* stream);
 };
 
 // The kernels of an op that needs no scratch memory.
@@ -28,7 +26,7 @@ struct PlainLaunchers {
 
 #ifdef SPECDEC_WITH_CUDA
 #define SPECDEC_LAUNCHERS(OpParams, op) \
-  specdec::Launchers<OpParams> { cpu::op, cuda::plan_##op, cuda::op }
+  specdec::Launchers<OpParams> { cpu::op, cuda::workspace_bytes, cuda::op }
 #define SPECDEC_PLAIN_LAUNCHERS(OpParams, op) \
   specdec::PlainLaunchers<OpParams> { cpu::op, cuda::op }
 #else
@@ -61,12 +59,9 @@ template <class OpParams>
 void launch(const Tensor& of, const OpParams& p, const Launchers<OpParams>& launchers) {
   if (of.is_cpu()) return launchers.cpu(p, torch_parallel());
   start_on_cuda(of, [&](void* stream) {
-    CudaPlan plan = {};
-    const int status = launchers.plan(p, cuda_request(), &plan);
-    if (status != 0) return status;
-    last_cuda_plan() = plan;
-    Tensor workspace = torch::stable::new_empty(of, {plan.workspace_bytes}, ScalarType::Byte);
-    return launchers.cuda(p, plan, workspace.mutable_data_ptr(), stream);
+    Tensor workspace =
+        torch::stable::new_empty(of, {launchers.workspace_bytes(p)}, ScalarType::Byte);
+    return launchers.cuda(p, workspace.mutable_data_ptr(), stream);
   });
 }
 

@@ -74,5 +74,3 @@ NOISES: tuple[Noise, ...] = get_args(Noise)
 # enum class Method, csrc/arguments/sample.h
 Method = Literal["cdf", "gumbel"]
 METHODS: tuple[Method, ...] = get_args(Method)
-# enum class Schedule, csrc/include/specdec/cuda_plan.h; only tests and benchmarks ask for one
-SCHEDULES = ("auto", "lazy", "parallel")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from device.on_device import (
     PROVIDERS,
-    SCHEDULES,
     WIDE,
     assert_bits_equal,
     capture,
@@ -20,7 +19,6 @@ from device.on_device import (
 )
 from proofs import assert_outputs_close, tree_case
 
-from specdec_kernels.arguments import rules
 from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
 
@@ -48,19 +46,6 @@ def on_device(name, case):
 def test_trees_agree_with_the_cpu(name, case):
     want = proofs.providers(case.op)["cpp"](*case.args())
     assert_outputs_close(case.op, on_device(name, case), want)
-
-
-@pytest.mark.skipif("cuda" not in PROVIDERS, reason="_C.so has no CUDA kernels")
-@pytest.mark.parametrize("case", [*OF_RULES, *LARGE], ids=str)
-def test_cuda_groups_agree_bit_for_bit(case):
-    force = torch.ops.specdec_kernels.set_cuda_schedule.default
-    want = on_device("cuda", case)
-    try:
-        for schedule, group in SCHEDULES:
-            force(rules.SCHEDULES.index(schedule), group)
-            assert_bits_equal(case.op, on_device("cuda", case), want)
-    finally:
-        force(rules.SCHEDULES.index("auto"), 0)
 
 
 @pytest.mark.parametrize(("name", "case"), SOME)

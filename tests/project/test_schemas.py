@@ -30,7 +30,7 @@ def test_a_record_has_the_types_of_the_schema_and_no_more(op):
     assert types == {a.name: str(a.real_type) for a in schema(op).arguments}
 
 
-NOT_OPS = {"built_with_cuda", "cpu_capability", "set_cuda_schedule", "last_cuda_schedule"}
+NOT_OPS = {"built_with_cuda", "cpu_capability"}
 VALIDATION = {f"validate_{op}" for op in _library.OPS}
 
 
@@ -60,7 +60,6 @@ ENUMERATIONS = [
     ("include/specdec/draft.h", "Kind", rules.KINDS),
     ("arguments/sample.h", "Noise", rules.NOISES),
     ("arguments/sample.h", "Method", rules.METHODS),
-    ("include/specdec/cuda_plan.h", "Schedule", rules.SCHEDULES),
 ]
 
 

@@ -11,13 +11,10 @@ import functools
 import shutil
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from simt.sanitize import KERNELS, ROOT
 from support.shared_build import built_once
-
-from specdec_kernels.arguments.rules import SCHEDULES
 
 OPS = "tests/simt/ops.cpp"
 TREES = "csrc/cuda/tree/verify_tree.cu"
@@ -45,31 +42,10 @@ ORDERS = {
     "interleaved-2": (False, 4, 8),
 }
 ALL_ONES = 2**64 - 1
-CHAIN_KERNELS = ("general", "logits", "probs")  # in the order of cuda::Variant
-# Schedules and group sizes; group size 0 lets the plan choose.
-SHARES = {
-    "lazy-1": ("lazy", 1),
-    "lazy-7": ("lazy", 7),
-    "lazy-8": ("lazy", 8),
-    "parallel-1": ("parallel", 1),
-    "parallel-8": ("parallel", 8),
-    "auto": ("auto", 0),
-}
-
 # Misaligned words and signed overflow, which a CPU forgives and a GPU does not.
 SANITIZE = ("-fsanitize=undefined", "-fno-sanitize=vptr")
 
 available = bool(shutil.which("g++")) and all((ROOT / s).exists() for s in (*KERNELS, OPS))
-
-
-class Plan(NamedTuple):
-    """How a launch splits its work: `CudaPlan` in csrc/include/specdec/cuda_plan.h."""
-
-    workspace_bytes: int
-    groups: int
-    group_size: int
-    splits: int
-    parallel: int
 
 
 class Library:
@@ -82,6 +58,7 @@ class Library:
         self._native.simt_workspace.argtypes = [ctypes.c_uint64]
         self._native.simt_next_launch.restype = ctypes.c_uint64
         self._native.simt_last_written.restype = ctypes.c_int64
+        self._native.simt_last_bytes.restype = ctypes.c_int64
         self._native.simt_warp_mass.restype = ctypes.c_double
         self._native.simt_warp_mass.argtypes = [ctypes.c_float, ctypes.c_void_p]
         self._native.simt_choose.argtypes = [
@@ -118,41 +95,32 @@ class Library:
         return self._native.simt_last_error(pending)
 
     @contextlib.contextmanager
-    def sharing(self, schedule="auto", group=0, *, order="forward", capability=9, fill=ALL_ONES):
-        """Launches with this schedule and order of threads, in a workspace filled with `fill`."""
-        share = torch.ops.specdec_kernels_simt.set_cuda_schedule.default
-        share(SCHEDULES.index(schedule), group)
+    def running(self, *, order="forward", processors=MULTIPROCESSORS, capability=9, fill=ALL_ONES):
+        """Launches on a device of so many multiprocessors, with this order of threads, in a
+        workspace filled with `fill`."""
         self._native.simt_order(*ORDERS[order])
-        self._native.simt_device(MULTIPROCESSORS, capability)
+        self._native.simt_device(processors, capability)
         self._native.simt_workspace(fill)
         try:
             yield
         finally:
-            share(SCHEDULES.index("auto"), 0)
             self._native.simt_order(*ORDERS["forward"])
+            self._native.simt_device(MULTIPROCESSORS, 9)
             self._native.simt_workspace(ALL_ONES)
 
-    def plan(self, device, sequences, rows, warp_tiles) -> Plan:
-        """`device`: multiprocessors, then how many groups of 1 to 8 blocks run at once."""
-        out = (ctypes.c_int64 * 5)()
-        sizes = [ctypes.c_int64(n) for n in (sequences, rows, warp_tiles)]
-        # The last group reads rows again; it does not test all drafts, nor read draft rows.
-        flags = [ctypes.c_bool(b) for b in (True, False, False)]
-        self._native.simt_plan((ctypes.c_int32 * 9)(*device), *sizes, *flags, out)
-        return Plan(*out)
-
-    def last_chain_kernel(self) -> str:
-        """The kernel that served the last call of verify_chain."""
-        return CHAIN_KERNELS[self._native.simt_last_variant()]
+    def last_bytes(self) -> int:
+        """The size of the workspace of the last call."""
+        return self._native.simt_last_bytes()
 
     def last_written(self) -> int:
         """How many bytes of the workspace the last launch wrote, with another value than before."""
         return self._native.simt_last_written()
 
-    def first_words(self, n: int) -> list[int]:
-        """The first words of the workspace after the last launch."""
+    def words_at(self, byte: int, n: int) -> list[int]:
+        """So many words of the workspace after the last call, from the first line of 64 bytes on
+        that begins `byte` or more behind its beginning."""
         out = (ctypes.c_uint64 * n)()
-        self._native.simt_first_words(ctypes.c_int64(n), out)
+        self._native.simt_words_at(ctypes.c_int64(byte), ctypes.c_int64(n), out)
         return list(out)
 
     def next_launch(self) -> int:
@@ -177,12 +145,18 @@ class Library:
         log_sum = self._native.simt_measure(row.data_ptr(), len(row), temperature, masses)
         return list(masses), log_sum
 
-    def arrive(self, ticket: int, seen: int, launch: int, count: int) -> tuple[bool, int]:
-        """Whether a group that once read `seen` is the last to arrive; and the ticket after it."""
+    def arrive(self, ticket: int, launch: int, count: int, skips: bool) -> tuple[bool, bool, int]:
+        """Whether this arrival is the last, whether one was skipped; and the ticket after it."""
         word = ctypes.c_uint64(ticket)
-        words = [ctypes.c_uint64(n) for n in (seen, launch)]
-        last = self._native.simt_arrive(ctypes.byref(word), *words, ctypes.c_uint(count))
-        return bool(last), word.value
+        words = (ctypes.c_uint64(launch), ctypes.c_uint(count), ctypes.c_bool(skips))
+        got = self._native.simt_arrive(ctypes.byref(word), *words)
+        return bool(got & 1), bool(got & 2), word.value
+
+    def limit(self, word: int, launch: int, lower_to: int = -1) -> tuple[int, int]:
+        """The limit in a word, after it is lowered if asked; and the word."""
+        out = ctypes.c_uint64(word)
+        got = self._native.simt_limit(ctypes.byref(out), ctypes.c_uint64(launch), lower_to)
+        return got, out.value
 
     def largest(self, maxima: list[float]) -> float:
         """The maximum of a row whose warp tiles have these."""
@@ -193,10 +167,6 @@ class Library:
         """The mass of a warp tile whose entries all have this weight, in units of the weight 1."""
         out = ctypes.c_int64()
         return self._native.simt_warp_mass(weight, ctypes.byref(out)) ** -1 * out.value
-
-    def last_plan(self) -> Plan:
-        """The plan of the last launch."""
-        return Plan(*self.op("last_cuda_schedule")())
 
 
 def compile_sanitized(out: Path, *command: str | Path) -> None:

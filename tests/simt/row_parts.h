@@ -8,9 +8,11 @@ namespace specdec::cuda {
 
 template <class... Params, class... Args>
 int launch_one_block(void (*kernel)(Params...), Args... args) {
-  GroupConfig launch(1, false);
-  launch.config.gridDim = dim3(1);
-  return cudaLaunchKernelEx(&launch.config, kernel, args...);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = sizeof(BlockShared);
+  return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 // out: the tile that `choose` finds for u, and the mass of that tile before the point.
@@ -34,13 +36,22 @@ __global__ void largest_kernel(TileStats tile_stats, int64_t warp_tiles, float* 
   if (thread_id() == 0) *out = largest;
 }
 
-// A group that read `seen` begins a count of arrivals, and arrives. out: whether it is the last.
-__global__ void arrive_kernel(unsigned long long* ticket, unsigned long long seen,
-                              uint64_t launch_id, unsigned count, int* out) {
-  const BlockGroup group = BlockGroup::mine();
+// A block begins a count of arrivals, and arrives. out: whether it is the last, and whether one of
+// them has skipped its part.
+__global__ void arrive_kernel(unsigned long long* ticket, uint64_t launch_id, unsigned count,
+                              bool skips, int* out) {
   if (thread_id() != 0) return;
-  begin_arrivals(group, ticket, seen, launch_id, count);
-  *out = arrive(ticket, count);
+  begin_arrivals(ticket, launch_id, count);
+  const Arrival arrival = arrive(ticket, count, skips);
+  out[0] = arrival.last;
+  out[1] = arrival.skipped;
+}
+
+// out: the limit after it was lowered, unless `limit` is negative.
+__global__ void limit_kernel(unsigned long long* word, uint64_t launch_id, int limit, int* out) {
+  if (thread_id() != 0) return;
+  if (limit >= 0) lower_limit(word, launch_id, limit);
+  *out = limit_of(word, launch_id);
 }
 
 // masses: of the warp tiles of a row of logits, on one scale. log_sum: as in RowStats.
@@ -101,14 +112,21 @@ SPECDEC_EXPORT double simt_measure(const float* logits, int64_t vocab, float tem
   return log_sum;
 }
 
-// Returns 1 for the last of `count` arrivals.
-SPECDEC_EXPORT int simt_arrive(uint64_t* ticket, uint64_t seen, uint64_t launch_id,
-                               unsigned count) {
+// Returns 1 for the last of `count` arrivals, and 2 more if one of them has skipped its part.
+SPECDEC_EXPORT int simt_arrive(uint64_t* ticket, uint64_t launch_id, unsigned count, bool skips) {
   unsigned long long word = *ticket;
-  int out = 0;
-  specdec::cuda::launch_one_block(specdec::cuda::arrive_kernel, &word,
-                                  static_cast<unsigned long long>(seen), launch_id, count, &out);
+  int out[2] = {};
+  specdec::cuda::launch_one_block(specdec::cuda::arrive_kernel, &word, launch_id, count, skips,
+                                  static_cast<int*>(out));
   *ticket = word;
+  return out[0] + 2 * out[1];
+}
+
+SPECDEC_EXPORT int simt_limit(uint64_t* word, uint64_t launch_id, int limit) {
+  unsigned long long as_device = *word;
+  int out = 0;
+  specdec::cuda::launch_one_block(specdec::cuda::limit_kernel, &as_device, launch_id, limit, &out);
+  *word = as_device;
   return out;
 }
 

@@ -88,10 +88,8 @@ class Memory {
 struct Setting {
   int64_t batch, vocab;
   DType dtype = DType::kBFloat16;
-  bool odd = false;  // rows begin at odd addresses
-  Schedule schedule = Schedule::kLazy;
-  int group = 1;
-  int multiprocessors = 4;
+  bool odd = false;         // rows begin at odd addresses
+  int multiprocessors = 4;  // with one, one block reads a row
 };
 
 void require(bool good, const char* what) {
@@ -126,15 +124,12 @@ SamplingParams scalar_sampling(float temperature, int64_t top_k = 0, float top_p
 }
 
 template <class Params>
-void launch(Memory& m, const Setting& s, const Params& p,
-            int (*plan)(const Params&, const CudaRequest&, CudaPlan*),
-            int (*op)(const Params&, const CudaPlan&, void*, void*)) {
+void launch(Memory& m, const Setting& s, const Params& p, int (*op)(const Params&, void*, void*)) {
   simt::multiprocessors = s.multiprocessors;
-  CudaPlan how = {};
-  require(plan(p, {s.schedule, s.group}, &how) == 0, "plan");
-  auto* const workspace = m.array<unsigned char>(how.workspace_bytes);
-  std::memset(workspace, 0x5a, how.workspace_bytes);
-  require(op(p, how, workspace, nullptr) == 0, "launch");
+  const int64_t bytes = cuda::workspace_bytes(p);
+  auto* const workspace = m.array<unsigned char>(bytes);
+  std::memset(workspace, 0x5a, bytes);
+  require(op(p, workspace, nullptr) == 0, "launch");
 }
 
 void run_sample(const Setting& s, bool gumbel, SamplingParams sampling) {
@@ -153,7 +148,7 @@ void run_sample(const Setting& s, bool gumbel, SamplingParams sampling) {
   p.num_rows = s.batch;
   p.vocab = s.vocab;
   p.gumbel = gumbel;
-  launch(m, s, p, cuda::plan_sample, cuda::sample);
+  launch(m, s, p, cuda::sample);
   for (int64_t r = 0; r < s.batch; ++r) {
     require(p.status[r] == 0 && p.tokens[r] >= 0 && p.tokens[r] < s.vocab, "sample");
   }
@@ -233,7 +228,7 @@ void run_chain(const Setting& s, int64_t gamma, Rule rule, SamplingParams sampli
     p.draft.ids = ids;
     p.draft.vocab = kListed;
   }
-  launch(m, s, p, cuda::plan_verify_chain, cuda::verify_chain);
+  launch(m, s, p, cuda::verify_chain);
   check_verification(p, gamma);
 }
 
@@ -256,7 +251,7 @@ void run_tree(const Setting& s, TreeRule rule, Kind kind) {
   p.stride_parent = 1;
   p.parents_are_int64 = true;
   p.rule = rule;
-  launch(m, s, p, cuda::plan_verify_tree, cuda::verify_tree);
+  launch(m, s, p, cuda::verify_tree);
   check_verification(p, kDepth);
 }
 
@@ -343,68 +338,64 @@ using Case = std::pair<std::string, std::function<void()>>;
 
 std::vector<Case> cases() {
   constexpr DType kBf16 = DType::kBFloat16, kF16 = DType::kFloat16, kF32 = DType::kFloat32;
-  constexpr Schedule kLazy = Schedule::kLazy, kParallel = Schedule::kParallel;
   std::vector<Case> all;
   const auto sample = [&](const char* name, Setting s, bool gumbel, SamplingParams sampling) {
     all.emplace_back(std::string("sample ") + name, [=] { run_sample(s, gumbel, sampling); });
   };
   const SamplingParams plain = scalar_sampling(0.8f), greedy = scalar_sampling(0);
   const SamplingParams filters = scalar_sampling(0.8f, 40, 0.9f), as_is = scalar_sampling(1);
-  sample("B1 V4097 bf16 odd parallel", {1, 4097, kBf16, true, kParallel, 1}, false, plain);
-  // Each block of two groups measures a part of the row.
-  sample("B1 V16001 f32 parallel", {1, 16001, kF32, false, kParallel, 2}, false, plain);
-  sample("B3 V9001 f32 parallel", {3, 9001, kF32, false, kParallel, 2}, false, plain);
-  sample("B3 V4097 f16 odd lazy", {3, 4097, kF16, true, kLazy, 2}, false, plain);
-  sample("B3 V1031 bf16 gumbel lazy", {3, 1031, kBf16, true, kLazy, 2}, true, plain);
-  sample("B1 V4097 bf16 filters parallel", {1, 4097, kBf16, true, kParallel, 1}, false, filters);
-  sample("B3 V4097 f32 filters lazy", {3, 4097, kF32, true, kLazy, 2}, true, filters);
-  sample("B1 V9001 bf16 greedy parallel", {1, 9001, kBf16, false, kParallel, 2}, false, greedy);
+  sample("B1 V4097 bf16 odd split", {1, 4097, kBf16, true}, false, plain);
+  sample("B1 V16001 f32 split", {1, 16001, kF32, false}, false, plain);
+  sample("B3 V9001 f32 split", {3, 9001, kF32, false}, false, plain);
+  sample("B3 V4097 f16 odd", {3, 4097, kF16, true, 1}, false, plain);
+  sample("B3 V1031 bf16 gumbel", {3, 1031, kBf16, true, 1}, true, plain);
+  sample("B1 V4097 bf16 filters split", {1, 4097, kBf16, true}, false, filters);
+  sample("B3 V4097 f32 filters", {3, 4097, kF32, true, 1}, true, filters);
+  sample("B1 V9001 bf16 greedy split", {1, 9001, kBf16, false}, false, greedy);
 
   const auto chain = [&](const char* name, auto... args) {
     all.emplace_back(std::string("chain ") + name, [=] { run_chain(args...); });
   };
   constexpr Kind kLogits = Kind::kLogits, kProbs = Kind::kProbs;
-  chain("logits B1 g3 V4097 bf16 odd parallel", Setting{1, 4097, kBf16, true, kParallel, 2},
-        int64_t{3}, Rule::kToken, plain);
-  // The groups do not all run at once.
-  chain("logits B3 g2 V1031 bf16 odd parallel in waves",
-        Setting{3, 1031, kBf16, true, kParallel, 1, 1}, int64_t{2}, Rule::kToken, plain);
-  chain("logits B3 g1 V4097 f32 lazy", Setting{3, 4097, kF32, false, kLazy, 2}, int64_t{1},
+  chain("logits B1 g3 V4097 bf16 odd split", Setting{1, 4097, kBf16, true}, int64_t{3},
         Rule::kToken, plain);
-  chain("logits B3 g4 V1031 f16 odd lazy", Setting{3, 1031, kF16, true, kLazy, 1}, int64_t{4},
+  chain("logits B3 g2 V1031 bf16 odd split", Setting{3, 1031, kBf16, true}, int64_t{2},
         Rule::kToken, plain);
-  chain("logits B1 g1 V4097 bf16 one-hot parallel", Setting{1, 4097, kBf16, true, kParallel, 1},
-        int64_t{1}, Rule::kToken, plain, kLogits, DraftForm::kOneHot);
-  chain("logits B3 g2 V1031 f32 greedy parallel", Setting{3, 1031, kF32, true, kParallel, 1},
-        int64_t{2}, Rule::kGreedy, greedy);
-  chain("probs B1 g3 V4097 f32 parallel", Setting{1, 4097, kF32, true, kParallel, 2}, int64_t{3},
-        Rule::kToken, as_is, kProbs);
-  chain("probs B3 g2 V9001 f32 parallel", Setting{3, 9001, kF32, false, kParallel, 1}, int64_t{2},
-        Rule::kToken, as_is, kProbs);
-  chain("probs B3 g2 V1031 f32 lazy", Setting{3, 1031, kF32, true, kLazy, 2}, int64_t{2},
-        Rule::kToken, as_is, kProbs);
-  chain("general B1 g2 V4097 bf16 odd filters parallel",
-        Setting{1, 4097, kBf16, true, kParallel, 2}, int64_t{2}, Rule::kToken, filters);
-  chain("general B3 g1 V1031 f32 filters lazy", Setting{3, 1031, kF32, true, kLazy, 2}, int64_t{1},
+  chain("logits B3 g1 V4097 f32", Setting{3, 4097, kF32, false, 1}, int64_t{1}, Rule::kToken,
+        plain);
+  chain("logits B3 g4 V1031 f16 odd", Setting{3, 1031, kF16, true, 1}, int64_t{4}, Rule::kToken,
+        plain);
+  chain("logits B1 g1 V4097 bf16 one-hot split", Setting{1, 4097, kBf16, true}, int64_t{1},
+        Rule::kToken, plain, kLogits, DraftForm::kOneHot);
+  chain("logits B3 g2 V1031 f32 greedy split", Setting{3, 1031, kF32, true}, int64_t{2},
+        Rule::kGreedy, greedy);
+  chain("probs B1 g3 V4097 f32 split", Setting{1, 4097, kF32, true}, int64_t{3}, Rule::kToken,
+        as_is, kProbs);
+  chain("probs B3 g2 V9001 f32 split", Setting{3, 9001, kF32, false}, int64_t{2}, Rule::kToken,
+        as_is, kProbs);
+  chain("probs B3 g2 V1031 f32", Setting{3, 1031, kF32, true, 1}, int64_t{2}, Rule::kToken, as_is,
+        kProbs);
+  chain("B1 g2 V4097 bf16 odd filters split", Setting{1, 4097, kBf16, true}, int64_t{2},
         Rule::kToken, filters);
-  chain("general B1 g3 V4097 bf16 odd block parallel", Setting{1, 4097, kBf16, true, kParallel, 1},
-        int64_t{3}, Rule::kBlock, plain);
-  chain("general B3 g2 V1031 f32 block lazy", Setting{3, 1031, kF32, false, kLazy, 2}, int64_t{2},
-        Rule::kBlock, as_is, kProbs);
-  chain("general B1 g2 V4097 f16 odd match parallel", Setting{1, 4097, kF16, true, kParallel, 2},
-        int64_t{2}, Rule::kMatch, plain);
-  chain("general B3 g2 V1031 bf16 odd typical lazy", Setting{3, 1031, kBf16, true, kLazy, 2},
-        int64_t{2}, Rule::kTypical, plain);
-  chain("general B1 g2 V1031 bf16 odd sparse parallel", Setting{1, 1031, kBf16, true, kParallel, 1},
-        int64_t{2}, Rule::kToken, plain, kLogits, DraftForm::kSparse);
+  chain("B3 g1 V1031 f32 filters", Setting{3, 1031, kF32, true, 1}, int64_t{1}, Rule::kToken,
+        filters);
+  chain("B1 g3 V4097 bf16 odd block split", Setting{1, 4097, kBf16, true}, int64_t{3}, Rule::kBlock,
+        plain);
+  chain("B3 g2 V1031 f32 block", Setting{3, 1031, kF32, false, 1}, int64_t{2}, Rule::kBlock, as_is,
+        kProbs);
+  chain("B1 g2 V4097 f16 odd match split", Setting{1, 4097, kF16, true}, int64_t{2}, Rule::kMatch,
+        plain);
+  chain("B3 g2 V1031 bf16 odd typical", Setting{3, 1031, kBf16, true, 1}, int64_t{2},
+        Rule::kTypical, plain);
+  chain("B1 g2 V1031 bf16 odd sparse split", Setting{1, 1031, kBf16, true}, int64_t{2},
+        Rule::kToken, plain, kLogits, DraftForm::kSparse);
 
   const auto tree = [&](const char* name, Setting s, TreeRule rule, Kind kind) {
     all.emplace_back(std::string("tree ") + name, [=] { run_tree(s, rule, kind); });
   };
-  tree("B1 V4097 bf16 odd multi_draft", {1, 4097, kBf16, true, kLazy, 2}, TreeRule::kMultiDraft,
-       kLogits);
-  tree("B3 V1031 f32 traversal", {3, 1031, kF32, true, kLazy, 1}, TreeRule::kTraversal, kProbs);
-  tree("B1 V1031 f16 odd match", {1, 1031, kF16, true, kLazy, 2}, TreeRule::kMatch, kLogits);
+  tree("B1 V4097 bf16 odd multi_draft", {1, 4097, kBf16, true, 1}, TreeRule::kMultiDraft, kLogits);
+  tree("B3 V1031 f32 traversal", {3, 1031, kF32, true, 1}, TreeRule::kTraversal, kProbs);
+  tree("B1 V1031 f16 odd match", {1, 1031, kF16, true, 1}, TreeRule::kMatch, kLogits);
   all.emplace_back("ngram_propose", run_ngram);
   all.emplace_back("caches", run_caches);
   return all;

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from simt import emulator, random_calls
+from simt import random_calls
 
 from specdec_kernels.arguments.rules import RULES, TREE_RULES
 
@@ -20,17 +20,15 @@ def reached_by(simt, calls):
 def test_random_calls_give_the_tokens_of_the_cpu_kernels(simt):
     reached = reached_by(simt, range(24))
     assert sum(n for (group, _), n in reached.items() if group == "calls") == 24
-    assert min(reached["schedule", schedule] for schedule in ("lazy", "parallel")) > 10
 
 
 @pytest.mark.full
-def test_random_calls_reach_every_rule_filter_and_kernel(simt):
+def test_random_calls_reach_every_rule_and_filter(simt):
     reached = reached_by(simt, range(600))
     wanted = {
         "rule": ["sample cdf", "sample gumbel", *(f"chain {rule}" for rule in RULES),
                  *(f"tree {rule}" for rule in TREE_RULES)],
         "filter": ["none", "temperature", "top_k", "top_p", "min_p"],
-        "kernel": list(emulator.CHAIN_KERNELS),
         "kind": ["logits", "probs"],
         "dtype": ["float32", "bfloat16", "float16"],
         "warp tiles": ["one", "several"],

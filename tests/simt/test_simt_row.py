@@ -28,18 +28,30 @@ def test_a_draw_stays_in_the_row_whatever_the_uniform(simt, u, tile):
 
 
 @pytest.mark.parametrize("before", [0, 5, emulator.ALL_ONES, 17 << 16 | 2])
-def test_a_group_that_read_its_ticket_long_ago_forgets_no_arrival(simt, before):
-    """All groups read the ticket before the first one begins the count."""
-    launch, count = 0x123456789ABC, 5
-    ticket = before
-    for n in range(1, count):
-        last, ticket = simt.arrive(ticket, before, launch, count)
-        assert (last, ticket) == (False, launch << 16 | n)
-    assert simt.arrive(ticket, before, launch, count) == (True, 0)
-    # A group that begins later reads the count itself, before or after the arrival of another.
-    assert simt.arrive(launch << 16 | 3, launch << 16 | 3, launch, count)[1] == launch << 16 | 4
-    assert simt.arrive(launch << 16 | 3, launch << 16 | 2, launch, count)[1] == launch << 16 | 4
-    assert simt.arrive(before, before, launch, 1) == (True, before)
+@pytest.mark.parametrize("skipping", [None, 0, 3, 4])
+def test_the_last_arrival_knows_itself_and_leaves_no_count(simt, before, skipping):
+    launch, count, ticket = 0x123456789ABC, 5, before
+    for n in range(count):
+        skips = n == skipping
+        last, skipped, ticket = simt.arrive(ticket, launch, count, skips)
+        assert last == (n == count - 1)
+        assert ticket & 0xFF == (0 if last else n + 1)
+    assert ticket == 0
+    assert skipped == (skipping is not None)
+    assert simt.arrive(before, launch, 1, False) == (True, False, before)
+    assert simt.arrive(before, launch, 1, True) == (True, True, before)
+
+
+def test_a_limit_is_that_of_its_launch_and_only_falls(simt):
+    launch, none = 0x123456789ABC, 0xFFFF
+    for before in (0, emulator.ALL_ONES, (launch - 1) << 16 | 1):
+        assert simt.limit(before, launch) == (none, before)
+        got, word = simt.limit(before, launch, lower_to=7)
+        assert got == 7
+        assert simt.limit(word, launch, lower_to=9) == (7, word)
+        assert simt.limit(word, launch, lower_to=2)[0] == 2
+        assert simt.limit(word, launch, lower_to=none) == (7, word)
+    assert simt.limit(0, launch, lower_to=70_000) == (none, 0)
 
 
 @pytest.mark.covering(emulated=1)

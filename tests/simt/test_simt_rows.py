@@ -1,8 +1,4 @@
-"""Which rows of a sequence the groups read.
-
-From logits, where sequences are few, each group reads a row of its own, and the last one decides.
-From probabilities the group of a sequence reads entries, and the one row to draw from.
-"""
+"""Which rows of a sequence the blocks read, and what they leave in the workspace."""
 
 from __future__ import annotations
 
@@ -14,77 +10,68 @@ from simt import emulator
 
 V = 512 * 9 + 3
 ROW_BYTES = 10 * 12  # of the statistics of the ten tiles of a row
-PARALLEL = {"schedule": "parallel", "group": 2}
 
 
-def outputs(simt, case, **sharing):
-    with simt.sharing(**sharing):
+def outputs(simt, case, **running):
+    with simt.running(**running):
         got = simt.op("verify_chain")(*case.args())
     assert_outputs_close("verify_chain", got, proofs.providers("verify_chain")["cpp"](*case.args()))
     return got
 
 
-def rows_written(simt, b):
-    """Rows of statistics that the last launch wrote for each sequence, to the nearest half."""
-    return round(2 * simt.last_written() / (b * ROW_BYTES)) / 2
+def rows_written(simt, b, others=0):
+    """Rows of statistics that the last call wrote for each sequence.
+
+    others: bytes of summaries and tickets that it wrote for a row.
+    """
+    return simt.last_written() / (b * (ROW_BYTES + others))
 
 
 @pytest.mark.parametrize("rule", ["token", "lenient", "greedy"])
-@pytest.mark.parametrize("acceptance", [0.0, 1.0])
-def test_every_row_of_a_sequence_is_read_once(simt, rule, acceptance):
-    """And once more to draw from the residual. Rule greedy reads no draft and has no residual."""
+def test_rows_behind_a_rejection_are_not_read(simt, rule):
+    """Where blocks run one after the other the first rejection is known in time."""
     b, gamma = 2, 5
+    counts = {}
+    for acceptance in (0.0, 1.0):
+        case = chain_case(b, gamma, V, rule=rule, acceptance=acceptance)
+        accepted = outputs(simt, case, processors=1)[1]
+        assert accepted.unique().tolist() == [0 if acceptance == 0 else gamma]
+        counts[acceptance] = rows_written(simt, b, others=24)
+    kinds = 1 if rule == "greedy" else 2
+    assert kinds <= counts[0.0] <= kinds + 2  # and the residual
+    assert counts[1.0] >= kinds * gamma + 1
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5])
+@pytest.mark.parametrize("order", ["forward", "reverse", "interleaved-1", "interleaved-2"])
+def test_when_a_rejection_is_known_changes_no_bit(simt, acceptance, order):
+    """Blocks that run from the last to the first read every row."""
+    case = chain_case(9, 4, V, torch.bfloat16, acceptance=acceptance)
+    want = outputs(simt, case, processors=1)
+    for processors in (1, 16):
+        got = outputs(simt, case, processors=processors, order=order, fill=0)
+        assert_outputs_equal("verify_chain", got, want)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("acceptance", [0.0, 0.7])
+def test_a_replayed_launch_finds_no_arrivals_and_no_limit(simt, rule, acceptance):
+    """The words that a call leaves in the workspace are those of no launch."""
+    b, gamma = 4, 5
     case = chain_case(b, gamma, V, rule=rule, acceptance=acceptance)
-    accepted = outputs(simt, case, **PARALLEL)[1]
-    drafts = 0 if rule == "greedy" else gamma
-    residuals = 0 if rule == "greedy" else (accepted < gamma).double().mean().item()
-    assert rows_written(simt, b) == round(2 * (gamma + 1 + drafts + residuals)) / 2
-
-
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("order", list(emulator.ORDERS))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("acceptance", [0.3, 0.8])
-def test_groups_that_run_in_waves_change_no_bit(simt, order, dtype, acceptance):
-    case = chain_case(9, 4, V, dtype, acceptance=acceptance)
-    want = outputs(simt, case, schedule="lazy", group=2)
-    got = outputs(simt, case, **PARALLEL, order=order, fill=0)
-    assert_outputs_equal("verify_chain", got, want)
-
-
-def test_a_replayed_launch_finds_no_arrivals(simt):
-    """The tickets that a launch leaves in the workspace are those of no launch."""
-    case = chain_case(8, 5, V, acceptance=0.0)
-    with simt.sharing(**PARALLEL, fill=0):
+    with simt.running(processors=16, fill=0, order="interleaved-1"):
         simt.op("verify_chain")(*case.args())
-    assert simt.first_words(8) == [0] * 8
+    words = simt.words_at(64 * b * (2 * gamma + 1), b * (4 * gamma + 3))
+    assert words == [0] * len(words)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("gamma", [1, 5])
 def test_rows_of_probabilities_are_read_to_draw_from_alone(simt, gamma, acceptance):
-    """By one group for each sequence, however few there are."""
     case = chain_case(2, gamma, V, kind="probs", acceptance=acceptance)
-    want = outputs(simt, case, schedule="lazy", group=1)
-    got = outputs(simt, case)
-    assert not simt.last_plan().parallel
-    assert simt.last_plan().groups == 2
-    assert rows_written(simt, 2) <= 2  # P and the residual
-    assert_outputs_equal("verify_chain", got, want)
-
-
-@pytest.mark.covering(test=1)
-@pytest.mark.parametrize("kind", ["logits", "probs"])
-@pytest.mark.parametrize("order", list(emulator.ORDERS))
-def test_a_block_that_is_ahead_disturbs_no_other_one(simt, kind, order):
-    """From probabilities only the barrier before a residual keeps the blocks of a group together.
-
-    Each of two groups goes through several sequences.
-    """
-    case = chain_case(9, 2, V, kind=kind, acceptance=0.3)
-    want = outputs(simt, case, schedule="lazy", group=1)
-    got = outputs(simt, case, schedule="lazy", group=8, order=order)
-    assert simt.last_plan().groups < 9
+    want = outputs(simt, case, processors=1)
+    got = outputs(simt, case, processors=16)
+    assert rows_written(simt, 2) <= 3  # P and the residual
     assert_outputs_equal("verify_chain", got, want)
 
 
@@ -93,17 +80,25 @@ def test_drafts_beyond_the_first_32_are_tested_by_their_own_rows(simt, kind):
     """A warp tests 32 drafts side by side, then the next ones.
 
     Some would be accepted after the first that is rejected. Their rows are measured before that is
-    known where the last groups run first.
+    known where the last blocks run first.
     """
     case = chain_case(3, 70, 67, kind=kind, acceptance=0.97)
-    want = outputs(simt, case, schedule="lazy", group=1)
+    want = outputs(simt, case, processors=1)
     assert want[1].max() > 32
-    got = outputs(simt, case, schedule="parallel", group=1, order="reverse")
+    got = outputs(simt, case, processors=16, order="reverse")
     assert_outputs_equal("verify_chain", got, want)
 
 
-def test_rows_of_more_drafts_than_can_be_measured_at_once_are_measured_one_by_one(simt):
-    """A block has room for the statistics of a few hundred rows."""
-    case = chain_case(1, 650, 67, acceptance=0.95)
-    want = outputs(simt, case, schedule="lazy", group=1)
-    assert_outputs_equal("verify_chain", outputs(simt, case, schedule="parallel", group=1), want)
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_hundreds_of_drafts_are_verified(simt, rule):
+    outputs(simt, chain_case(1, 650, 67, rule=rule, acceptance=0.95))
+    outputs(simt, chain_case(0, 650, 67, rule=rule))
+
+
+@pytest.mark.parametrize("order", list(emulator.ORDERS)[1:])
+def test_a_block_that_skips_its_part_is_remembered(simt, order):
+    """A row that was not read whole has no summary, whoever arrives last."""
+    case = chain_case(6, 5, 512 * 40, acceptance=0.2)
+    want = outputs(simt, case, processors=1)
+    got = outputs(simt, case, processors=64, order=order)
+    assert_outputs_equal("verify_chain", got, want)

@@ -1,93 +1,144 @@
 #pragma once
-// Rule block (Sun et al. 2024): first every drafted row is recorded, then the first tau drafts are
-// accepted, where tau is the largest with u < h_tau. See docs/rules.md#block.
-#include "cuda/chain/decide.cuh"
+// Rule block (Sun et al. 2024): the first tau drafts are accepted, where tau is the largest with
+// u < h_tau. See docs/rules.md#block. Between the launches of `rows` and `decide` one more sums the
+// residual of every drafted row.
+#include "cuda/chain/residual.cuh"
+#include "cuda/ticket.cuh"
 
 namespace specdec::cuda {
 
-// Records a drafted row. A row that is not valid ends the block before it, as if nothing had been
-// drafted from there on.
-template <Variant kVariant>
-__device__ void ChainVerifier<kVariant>::record_row() {
-  const int64_t i = t_.i;
-  read_entry();
-  if (t_.reads_one_entry) check_entry();
-  t_.block_fault = !t_.stats.valid ? kTargetInvalid : t_.draft.invalid_at_token ? kDraftInvalid : 0;
-  if (t_.block_fault != 0) {
-    t_.end = i;
-    return search_from_end(i);
-  }
-  ChainRecord& now = row_record(i);
-  now.stats = t_.stats;
-  now.draft = t_.draft;
-  now.logprob = drafted_logprob();
-  double ratio = 0;
-  if (t_.x < p_.vocab) {
-    ratio = ratio_of_draft(t_.direct, t_.entry, now.logprob, t_.draft);
-  }
-  row_record(i + 1).p_scale = next_p_scale(now.p_scale, ratio);
-  i + 1 < t_.num_drafts ? open_next(i + 1) : search_from_end(i + 1);
-}
-
-// Looks for tau from the end, so that only the rows after it are read twice.
-template <Variant kVariant>
-__device__ void ChainVerifier<kVariant>::search_from_end(int64_t tau) {
-  t_.tau = tau;
-  for (; t_.tau > 0; --t_.tau) {
-    const double c = row_record(t_.tau).p_scale;
-    if (t_.tau < t_.end) {
-      t_.state = State::kBlockFromEnd;
-      restore_row(t_.tau);
-      return subtract(c);
+// The factors c_0 = 1 .. c_end of the drafts before the first whose rows are not valid, which ends
+// the block as if nothing had been drafted from there on. `factor` becomes c_wanted. Writes the
+// records of the sequence if `writes`. For one warp; in every lane.
+inline __device__ BlockEnd open_block(const ChainJob& job, const ChainSequence& s, int64_t wanted,
+                                      bool writes, double& factor) {
+  const ChainParams& p = job.p;
+  BlockDraft* const drafts = job.block_drafts + s.b * (p.gamma + 1);
+  BlockEnd out = {s.num_drafts, 0};
+  double c = 1;
+  factor = c;
+  if (writes && lane_id() == 0) drafts[0].c = c;
+#pragma unroll 1
+  for (int64_t first = 0; first < out.end; first += kLanes) {
+    const int64_t i = first + lane_id();
+    int32_t fault = 0;
+    double ratio = 0, logprob = -INFINITY;
+    if (i < s.num_drafts) {
+      const int64_t x = p.drafted(s.b, i);
+      const RowSummary target = target_of(job, s, i);
+      DraftDistribution draft;
+      open_draft(job, s, i, x, draft);
+      fault = !target.stats.valid ? kTargetInvalid : draft.invalid_at_token ? kDraftInvalid : 0;
+      if (fault == 0 && x < p.vocab) {
+        logprob = target.stats.logprob(target.entry);
+        ratio = ratio_of_draft(s.direct, target.entry, logprob, draft);
+      }
+      if (writes) drafts[i].logprob = static_cast<float>(logprob);
     }
-    if (accepts_block(c)) break;
+    const unsigned faults = __ballot_sync(kAllLanes, fault != 0);
+    if (faults != 0) {
+      const int lane = __ffs(static_cast<int>(faults)) - 1;
+      out = {first + lane, __shfl_sync(kAllLanes, fault, lane)};
+    }
+#pragma unroll 1
+    for (int step = 0; step < kLanes && first + step < out.end; ++step) {
+      c = next_p_scale(c, __shfl_sync(kAllLanes, ratio, step));
+      if (first + step + 1 == wanted) factor = c;
+      if (writes && lane_id() == 0) drafts[first + step + 1].c = c;
+    }
   }
-  end_block(false);
+  if (writes && lane_id() == 0) job.block_ends[s.b] = out;
+  return out;
 }
 
-template <Variant kVariant>
-__device__ void ChainVerifier<kVariant>::decide_from_end() {
-  double h = t_.c;
-  t_.block_fault = !t_.stats.valid ? kTargetInvalid : t_.valid ? 0 : kDraftInvalid;
-  if (t_.block_fault != 0) {
-    t_.end = t_.tau;
-  } else {
-    h = block_accept_prob(t_.c, t_.positive, t_.negative);
+// Looks for tau from the end. For one thread.
+inline __device__ Emission decide_block(const ChainJob& job, const ChainSequence& s, bool writes) {
+  const ChainParams& p = job.p;
+  const BlockDraft* const drafts = job.block_drafts + s.b * (p.gamma + 1);
+  BlockEnd b = job.block_ends[s.b];
+  int64_t tau = b.end;
+  for (; tau > 0; --tau) {
+    double h = drafts[tau].c;
+    if (tau < b.end) {
+      const BlockSums& sums = job.block_sums[s.b * p.gamma + tau];
+      const int32_t fault = !sums.target_valid  ? kTargetInvalid
+                            : !sums.draft_valid ? kDraftInvalid
+                                                : 0;
+      if (fault != 0) {
+        b = {tau, fault};
+      } else {
+        h = block_accept_prob(h, sums.positive, sums.negative);
+      }
+    }
+    if (writes) write_accept_prob(p, s.b, tau - 1, h);
+    if (block_accept_uniform(p, s, tau - 1) < h) break;
   }
-  accepts_block(h) ? end_block(true) : search_from_end(t_.tau - 1);
-}
-
-template <Variant kVariant>
-__device__ bool ChainVerifier<kVariant>::accepts_block(double h) const {
-  record_accept_prob(t_.tau - 1, h);
-  return block_accept_uniform(p_, t_, t_.tau - 1) < h;
-}
-
-template <Variant kVariant>
-__device__ void ChainVerifier<kVariant>::restore_row(int64_t i) {
-  open_row(i);
-  t_.stats = row_record(i).stats;
-  t_.draft = row_record(i).draft;
-}
-
-// residual_is_summed: the last action summed the residual of row tau.
-template <Variant kVariant>
-__device__ void ChainVerifier<kVariant>::end_block(bool residual_is_summed) {
-  const int64_t tau = t_.tau;
-  t_.accepted = static_cast<int32_t>(tau);
-  for (int64_t i = 0; i < tau; ++i) write(i, p_.drafted(t_.b, i), row_record(i).logprob);
-  t_.state = State::kBlockFollow;
-  if (tau == t_.end) {
-    if (t_.block_fault == 0 && t_.no_bonus) return finish();
-    t_.status |= t_.block_fault != 0 ? t_.block_fault : t_.status_after_drafts;
-    if (t_.block_fault == kTargetInvalid) return finish();
-    t_.i = tau;
-    // The tile statistics of a bonus row have not been overwritten.
-    return tau == t_.num_drafts ? open_next(tau) : measure_whole(State::kBlockFollow);
+  Emission e = {tau, Source::kNothing, s.status, drafts[tau].c};
+  if (tau < b.end) {
+    e.source = Source::kResidual;
+  } else if (s.status == 0 && (b.fault != 0 || !s.no_bonus)) {
+    e.status |= b.fault != 0 ? b.fault : s.status_after_drafts;
+    const bool measured = !s.direct && b.fault == 0;
+    const bool valid = !measured || job.summaries[job.target_slot(s.b, tau)].stats.valid;
+    if (!valid) e.status |= kTargetInvalid;
+    if (valid && b.fault != kTargetInvalid) e.source = Source::kTarget;
   }
-  if (residual_is_summed && !t_.sums_residual_of_few()) return after_residual();
-  restore_row(tau);
-  subtract(row_record(tau).p_scale);
+  return e;
+}
+
+// What the blocks of one drafted row need, in shared memory.
+struct BlockRowShared : BlockShared {
+  ChainSequence sequence;
+  Residual residual;
+  BlockEnd end;
+  double c;
+  bool last;
+};
+
+// The launch between those of rows and decide.
+__global__ void __launch_bounds__(kThreads, kDecideBlocks)
+    block_kernel(const __grid_constant__ ChainJob job) {
+  auto& s = *shared_memory<BlockRowShared>();
+  BlockGroup block = {&s, 0};
+  const ChainParams& p = job.p;
+  const unsigned unit = blockIdx.x / static_cast<unsigned>(job.splits);
+  const auto split = static_cast<int>(blockIdx.x % static_cast<unsigned>(job.splits));
+  const int64_t i = unit / static_cast<unsigned>(p.batch);
+  open(p, unit % static_cast<unsigned>(p.batch), s.sequence);
+  const ChainSequence& q = s.sequence;
+  if (q.greedy) return;
+  if (warp_id() == 0) {
+    double c;
+    const BlockEnd end = open_block(job, q, i, i == 0 && split == 0, c);
+    if (lane_id() == 0) {
+      s.end = end;
+      if (i < end.end) {
+        prepare(job, q, i, c, true, job.splits * kWarps, s.residual);
+        if (!s.residual.few()) {
+          begin_arrivals(job.residual_ticket(q.b, i), job.launch_id, job.splits);
+        }
+      }
+    }
+  }
+  __syncthreads();
+  if (i >= s.end.end) return;
+  BlockSums& out = job.block_sums[q.b * p.gamma + i];
+  if (s.residual.few()) {
+    // P is read at the drafted tokens alone.
+    if (split != 0) return;
+    const BlockSums sums = sum_residual_of_few(block, s.residual);
+    if (thread_id() == 0) out = sums;
+    return;
+  }
+  scan(s.residual, split * kWarps + warp_id(), job.splits * kWarps);
+  __syncthreads();
+  if (thread_id() == 0) {
+    s.last = arrive(job.residual_ticket(q.b, i), job.splits, false).last;
+  }
+  __syncthreads();
+  if (!s.last) return;
+  const BlockSums sums = sum_residual(block, s.residual);
+  if (thread_id() == 0) out = sums;
 }
 
 }  // namespace specdec::cuda

@@ -1,299 +1,269 @@
 #pragma once
-// The actions that sum over a row or draw from it: kEntropy, kCount, kResidual, kChoose and kDraw.
-// They share the code that reads warp tiles, and the code that adds up what is known of them.
-#include "cuda/chain/view.cuh"
+// The row that a token is drawn from after a rejection, beside the row of the draft that was
+// rejected: max(cP - lQ, 0). Blocks that share it sum it by warp tile, and the last one draws. A
+// direct row is read in the same way, also to draw from P.
+#include "cuda/chain/decide.cuh"
 
 namespace specdec::cuda {
 
-template <Variant kVariant>
-class ChainResidual : ChainView<kVariant> {
-  SPECDEC_CHAIN_VIEW(kVariant);
+constexpr int kDecideBlocks = 3;  // that run at once on a multiprocessor
 
- public:
-  __device__ ChainResidual(BlockGroup& group, const ChainJob& job)
-      : View(job, group.task<ChainTask>()), group_(group) {}
+// In shared memory.
+struct Residual {
+  RowView row;
+  RowStats stats;  // of the target
+  DraftDistribution draft;
+  ScaledTarget scaled;
+  ResidualRows rows;
+  TileStats sums[ChainJob::kSums];
+  float lenience;
+  bool direct;
+  bool subtracts;   // the draft; else P is read alone
+  bool loops;       // the loop over whole warp tiles serves these rows
+  bool both;        // rule block: also what Q exceeds cP by
+  bool only_draft;  // reads the draft row, to learn whether it is valid
 
-  __device__ void sum_or_draw() {
-    const bool draws = action_is(Action::kDraw);
-    if (!chooses() && !draws) {
-      if (thread_id() == 0) prepare();
-      wait_for_readers();
-    }
-    if constexpr (kGeneral) {
-      if (action_is(Action::kResidual) && t_.state == State::kBlockFromEnd &&
-          t_.sums_residual_of_few()) {
-        sum_residual_of_few(group_, t_.draft, t_.row, t_.stats, t_.c, t_.positive, t_.negative);
-        if (thread_id() == 0) t_.valid = true;
-        return;
-      }
-    }
-    if (!chooses()) visit_tiles();
-    if (draws) return;
-    if (kGeneral && action_is(Action::kResidual)) {
-      sum_beyond(group_, t_.draft, t_.row.vocab, tile_stats_of(kBeyond),
-                 [](int64_t, bool, float (&)[kPerLane]) {});
-    }
-    if (!chooses()) group_.sync();
-    add_up();
-  }
+  // Whether Q is 0 at all but a few tokens, so that its sums need P there alone. Then no sums are
+  // kept to draw from.
+  __device__ bool few() const { return draft.lists_tokens() && !direct; }
+  __device__ bool exceeds() const { return both && subtracts; }
+};
 
- private:
-  // Afterwards no block reads the tile statistics that are written next. In the logits kernel a
-  // sequence has one residual, and a barrier of the group lies between it and the one before.
-  __device__ void wait_for_readers() const {
-    kVariant == Variant::kLogits ? __syncthreads() : group_.sync();
-  }
-
-  // The sums over a row: the first three have tile statistics of their own.
-  enum Sum { kPositive, kNegative, kBeyond, kDirect, kTargetMass };
-
-  __device__ bool entropy() const { return kGeneral && action_is(Action::kEntropy); }
-  __device__ bool counts() const { return kGeneral && action_is(Action::kCount); }
-  __device__ bool chooses() const { return action_is(Action::kChoose); }
-
-  __device__ int64_t warp_tiles_beyond() const {
-    return kGeneral && action_is(Action::kResidual)
-               ? (columns_beyond(t_.draft, t_.row.vocab) + kWarpTile - 1) / kWarpTile
-               : 0;
-  }
-
-  __device__ TileStats tile_stats_of(int sum) const {
-    if (sum >= kDirect) return t_.tile_stats;
-    return job_
-        .tile_stats_array[t_.context * job_.context_tile_stats() + 2 * job_.row_tile_stats() + sum];
-  }
-
-  // The tokens of which P or Q is summed. Beyond the target's vocabulary P is 0; the general kernel
-  // sums Q there by itself, because only it needs that sum.
-  __device__ int64_t tokens() const {
-    const int64_t vocab = t_.row.vocab, columns = p_.draft.vocab;
-    const bool longer = !kGeneral && action_is(Action::kResidual) && columns > vocab &&
-                        t_.draft.form != DraftForm::kOneHot;
-    return longer ? columns : vocab;
-  }
-  __device__ int warp_tiles() const {
-    return static_cast<int>((tokens() + kWarpTile - 1) / kWarpTile);
-  }
-
-  // What the loops over warp tiles need. For one thread.
-  __device__ void prepare() const {
-    t_.scaled_target = ScaledTarget(t_.stats, direct() || entropy() || counts(), t_.c);
-    t_.residual_loops = false;
-    if (!action_is(Action::kResidual)) return;
-    t_.residual_loops =
-        !rule_is(Rule::kBlock) && ResidualRows::serves(row(), t_.scaled_target, draft());
-    t_.residual_rows = ResidualRows(row(), t_.scaled_target, draft(), p_.lenience,
-                                    tile_stats_of(kPositive), t_.tile_stats, step());
-  }
-
-  // From one warp tile of a warp to its next one.
-  __device__ int step() const { return static_cast<int>(group_.warp_tile_step(1)); }
-
-  // Reads warp tiles of the row, and of the draft's. kEntropy, kCount and kResidual store the sum
-  // of each; kDraw reads the chosen one and picks the token.
-  __device__ void visit_tiles() const {
-    auto warp_tile =
-        static_cast<int>(action_is(Action::kDraw) ? t_.chosen_tile : group_.first_warp_tile(0));
-    for (;; warp_tile += step()) {
-      if (action_is(Action::kResidual) && t_.residual_loops) {
-        warp_tile = sum_whole_tiles(warp_tile);
-      }
-      if (warp_tile >= warp_tiles()) break;
-      float values[kPerLane];
-      const bool valid = read_values(warp_tile, values);
-      if (action_is(Action::kDraw)) return pick(warp_tile, values);
-      store(warp_tile, values, __all_sync(kAllLanes, valid));
-    }
-  }
-
-  __device__ int sum_whole_tiles(int warp_tile) const {
-    const ResidualRows& rows = t_.residual_rows;
-    const auto sum = [&](auto type, auto probs) {
-      return sum_residual<decltype(type)::value, decltype(probs)::value>(rows, warp_tile);
-    };
-    if (kVariant == Variant::kProbs || direct()) {
-      if constexpr (kVariant == Variant::kLogits) return warp_tile;
-      return sum(DTypeOf<DType::kFloat32>(), std::true_type());
-    }
-    switch (t_.row.dtype) {
-      case DType::kFloat32:
-        return sum(DTypeOf<DType::kFloat32>(), std::false_type());
-      case DType::kBFloat16:
-        return sum(DTypeOf<DType::kBFloat16>(), std::false_type());
-      default:
-        if constexpr (!kGeneral) return warp_tile;
-        return sum(DTypeOf<DType::kFloat16>(), std::false_type());
-    }
-  }
-
-  // The values of a warp tile: cP - lQ, P on the scale of its tile statistics, the terms of the
-  // entropy, or 1 for each likelier token. Returns false in some lane if the draft row, or a direct
-  // target row, is not valid there.
-  __device__ bool read_values(int warp_tile, float (&values)[kPerLane]) const {
-    Packed draft_words;
-    if constexpr (kGeneral) {
-      Packed words;
-      load_warp_tile(row(), warp_tile, words);
-      draft_words = {};
-      if (!target_alone()) {
-        load_draft(draft(), tokens(), t_.row.wide(), warp_tile, draft_words);
-      }
-      unpack(row(), words, values);
-    } else {
-      const TileValues tile = read(row(), t_.row.vocab, warp_tile);
+// Opens target row i and its draft; `step` is from one warp tile of a warp to its next one. For one
+// thread.
+inline __device__ void prepare(const ChainJob& job, const ChainSequence& s, int64_t i, double c,
+                               bool subtracts, int step, Residual& r) {
+  const ChainParams& p = job.p;
+  const RowSummary target = target_of(job, s, i);
+  r.row = target_row(p, s, i);
+  r.stats = target.stats;
+  r.direct = s.direct;
+  r.lenience = p.lenience;
+  r.both = p.rule == Rule::kBlock;
+  r.subtracts = subtracts;
+  r.only_draft = r.loops = false;
 #pragma unroll
-      for (int j = 0; j < kPerLane; ++j) values[j] = tile.values[j];
-    }
-    const bool valid = !direct() || action_is(Action::kDraw) || fill_direct(warp_tile, values);
-    if (entropy()) {
-      weigh_entropy(values, t_.stats);
-    } else if (counts()) {
+  for (int sum = 0; sum < ChainJob::kSums; ++sum) {
+    r.sums[sum] = job.sum(s.b, i, static_cast<ChainJob::Sum>(sum));
+  }
+  if (!subtracts) return;
+  open_draft(job, s, i, p.drafted(s.b, i), r.draft);
+  if (r.draft.invalid_at_token) {
+    r.subtracts = false;
+    return;
+  }
+  r.only_draft = target.listed >= 0 && !r.both;
+  r.scaled = ScaledTarget(r.stats, r.direct, c);
+  r.loops = !r.both && ResidualRows::serves(r.row, r.scaled, r.draft);
+  r.rows = ResidualRows(r.row, r.scaled, r.draft, p.lenience, r.sums[ChainJob::kPositive],
+                        r.sums[ChainJob::kDirect], step);
+}
+
+// Whether blocks must read rows before a token can be drawn.
+inline __device__ bool needs_scan(const Residual& r) {
+  if (r.only_draft) return !r.draft.lists_tokens() && !r.draft.row_checked;
+  return r.subtracts || r.direct;
+}
+
+// The values cP - lQ of a warp tile, or P of a direct row; `target` sees the values of P before
+// that. Returns false in some lane if the draft row is not valid there.
+template <class Target>
+inline __device__ bool read_residual(const Residual& r, int64_t warp_tile, bool subtracts,
+                                     float (&values)[kPerLane], const Target& target) {
+  const TileValues tile = call_read_warp_tile<AnyRead>(r.row, warp_tile);
 #pragma unroll
-      for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > t_.entry ? 1.0f : 0.0f;
-    } else if (!target_alone()) {
-      t_.scaled_target.normalise_all(values);
-      return subtract(warp_tile, draft_words, values) && valid;
-    } else if (!direct()) {
-      weigh_tile(values, t_.tile_stats.maxima[warp_tile], rate_of(t_.stats.inv_t),
-                 filtered() ? t_.stats.threshold : -INFINITY);
-    }
+  for (int j = 0; j < kPerLane; ++j) values[j] = tile.values[j];
+  target(values);
+  if (!subtracts) return true;
+  r.scaled.normalise_all(values);
+  const DraftDistribution& d = r.draft;
+  const int64_t vocab = r.row.vocab;
+  const bool wide = r.row.wide();
+  if (d.lists_tokens()) {
+    subtract_listed(d, r.lenience, vocab, wide, warp_tile, values);
     return true;
   }
+  if (!d.pairs(wide)) return subtract_columns(d, r.lenience, vocab, wide, warp_tile, values);
+  TileValues q = call_read_warp_tile<AnyRead>(d.row.part(0, vocab), warp_tile);
+  return subtract_entries(d, r.lenience, q.values, values);
+}
 
-  // The entries of a warp tile of a row, of which the first `size` count.
-  __device__ TileValues read(const RowView& row, int64_t size, int warp_tile) const {
-    return call_read_warp_tile<Reads>(row.data, row.vocab < size ? row.vocab : size, row.dtype,
-                                      row.read, warp_tile);
+// Computes the tile statistics of a direct row. Returns whether the warp tile is valid.
+inline __device__ bool fill_direct(const Residual& r, int64_t warp_tile,
+                                   const float (&values)[kPerLane]) {
+  float top = warp_tile_max(values);
+  const int64_t units = linear_units(values, r.row.wide(), top);
+  if (lane_id() == 0) {
+    r.sums[ChainJob::kDirect].maxima[warp_tile] = top;
+    r.sums[ChainJob::kDirect].units[warp_tile] = units;
   }
+  return is_finite(top);
+}
 
-  __device__ bool subtract(int warp_tile, const Packed& draft_words,
-                           float (&values)[kPerLane]) const {
-    const bool wide = t_.row.wide();
-    if constexpr (kGeneral) {
-      return subtract_draft(draft(), p_.lenience, tokens(), wide, warp_tile, draft_words, values);
-    }
-    if (draft().lists_tokens()) {
-      subtract_listed(draft(), p_.lenience, tokens(), wide, warp_tile, values);
-      return true;
-    }
-    TileValues q = read(draft().row, tokens(), warp_tile);
-    return subtract_entries(draft(), p_.lenience, q.values, values);
+__forceinline__ __device__ int sum_whole_tiles(const Residual& r, int warp_tile) {
+  const auto sum = [&](auto type, auto probs) {
+    return sum_residual<decltype(type)::value, decltype(probs)::value>(r.rows, warp_tile);
+  };
+  if (r.direct) return sum(DTypeOf<DType::kFloat32>(), std::true_type());
+  switch (r.row.dtype) {
+    case DType::kFloat32:
+      return sum(DTypeOf<DType::kFloat32>(), std::false_type());
+    case DType::kBFloat16:
+      return sum(DTypeOf<DType::kBFloat16>(), std::false_type());
+    default:
+      return sum(DTypeOf<DType::kFloat16>(), std::false_type());
   }
+}
 
-  // Whether an action reads no draft.
-  __device__ bool target_alone() const {
-    return entropy() || counts() || (action_is(Action::kDraw) && !t_.residual);
+// Marks the warp tiles of a draft row that are not valid.
+__forceinline__ __device__ void check_draft(const Residual& r, int64_t first, int64_t step) {
+  for (int64_t warp_tile = first; warp_tile < r.draft.row.warp_tiles(); warp_tile += step) {
+    const TileValues tile = call_read_warp_tile<AnyRead>(r.draft.row, warp_tile);
+    const float top = warp_tile_max(tile.values);
+    if (lane_id() != 0) continue;
+    r.sums[ChainJob::kBeyond].maxima[warp_tile] = top < INFINITY ? 1.0f : NAN;
+    r.sums[ChainJob::kBeyond].units[warp_tile] = 0;
   }
+}
 
-  __device__ void store(int warp_tile, const float (&values)[kPerLane], bool valid) const {
-    const bool wide = t_.row.wide();
-    if (rule_is(Rule::kBlock)) {
-      store_positive(tile_stats_of(kNegative), warp_tile, values, wide, -1.0f, true);
-    }
-    store_positive(tile_stats_of(kPositive), warp_tile, values, wide, 1.0f, valid);
-  }
-
-  __device__ void pick(int warp_tile, float (&values)[kPerLane]) const {
-    if (t_.residual || direct()) {
-      const float scale = tile_stats_of(t_.residual ? kPositive : kTargetMass).maxima[warp_tile];
-      const float inverse = inverse_scale(scale);
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
-    }
-    const int index = warp_tile_pick(values, t_.row.wide(), t_.chosen_rest);
-    if (thread_id() == 0) t_.token = int64_t{warp_tile} * kWarpTile + index;
-  }
-
-  // Computes the tile statistics of a direct row, of which only one entry was read before. Returns
-  // whether the warp tile is valid.
-  __device__ bool fill_direct(int64_t warp_tile, const float (&values)[kPerLane]) const {
-    float top = warp_tile_max(values);
-    const int64_t units = linear_units(values, t_.row.wide(), top);
-    if (lane_id() == 0) {
-      t_.tile_stats.maxima[warp_tile] = top;
-      t_.tile_stats.units[warp_tile] = units;
-    }
-    return is_finite(top);
-  }
-
-  // Adds up what was stored of each warp tile, and chooses the tile to draw from.
-  __device__ void add_up() {
-    bool proves_mass = false;
+// Sums every step-th warp tile from `first` on.
+__forceinline__ __device__ void scan(const Residual& r, int first, int step) {
+  if (r.only_draft) return check_draft(r, first, step);
+  const bool wide = r.row.wide();
 #pragma unroll 1
-    for (int which = chooses() ? kTargetMass : kPositive;
-         which <= (chooses() ? kTargetMass : kDirect); ++which) {
-      // A residual above 0 has no entry of P that is not valid, and proves that P has mass.
-      if ((which == kNegative && !rule_is(Rule::kBlock)) ||
-          (which == kBeyond && warp_tiles_beyond() == 0) ||
-          (which == kDirect && (!direct() || proves_mass))) {
-        continue;
-      }
-      const double sum =
-          sum_and_choose(which, which == kBeyond ? warp_tiles_beyond() : warp_tiles());
-      proves_mass |= which == kPositive && sum > 0;
-      if (thread_id() == 0 && which <= kDirect) t_.sums[which] = sum;
+  for (int warp_tile = first;; warp_tile += step) {
+    if (r.loops) warp_tile = sum_whole_tiles(r, warp_tile);
+    if (warp_tile >= r.row.warp_tiles()) break;
+    float values[kPerLane];
+    bool target_valid = true;
+    const bool draft_valid = read_residual(r, warp_tile, r.subtracts, values, [&](auto& p) {
+      if (r.direct) target_valid = fill_direct(r, warp_tile, p);
+    });
+    if (!r.subtracts) continue;
+    const bool valid = __all_sync(kAllLanes, draft_valid) && target_valid;
+    if (r.both) {
+      store_positive(r.sums[ChainJob::kNegative], warp_tile, values, wide, -1.0f, true);
     }
-    if (chooses()) return;
-    double mass_beyond = 0;
-    if constexpr (kGeneral) {
-      if (action_is(Action::kResidual) && sparse()) mass_beyond = sparse_mass_beyond();
-    }
-    if (thread_id() != 0) return;
-    if (!(kGeneral && sparse()) && warp_tiles_beyond() > 0) mass_beyond = t_.sums[kBeyond];
-    const double positive = t_.sums[kPositive];
-    if (entropy()) {
-      t_.found = t_.stats.entropy(positive);
-      return;
-    }
-    if (counts()) {
-      t_.found = positive;
-      return;
-    }
-    if (direct()) {
-      t_.stats = {};
-      t_.stats.direct = true;
-      t_.stats.valid = positive > 0 || t_.sums[kDirect] > 0;
-    }
-    t_.positive = positive;
-    t_.valid = is_finite(positive) && mass_beyond >= 0;
-    if (!kGeneral) return;
-    if (t_.draft.form == DraftForm::kOneHot && t_.draft.token >= t_.row.vocab) mass_beyond = 1;
-    // With a map from tokens to columns `mass_beyond` is the sum of the whole row, which was read
-    // only to validate it; `negative` has counted Q token by token already.
-    const bool mapped = t_.draft.columns != nullptr && !t_.draft.lists_tokens();
-    t_.negative = (rule_is(Rule::kBlock) ? t_.sums[kNegative] : 0) + (mapped ? 0.0 : mass_beyond);
+    store_positive(r.sums[ChainJob::kPositive], warp_tile, values, wide, 1.0f, valid);
   }
+  if (!r.subtracts) return;
+  sum_beyond(first, step, r.draft, r.row.vocab, r.sums[ChainJob::kBeyond],
+             [](int64_t, bool, float (&)[kPerLane]) {});
+}
 
-  // The sum over the row of what was stored; NaN if a warp tile was not valid, else infinite if its
-  // sum was.
-  __device__ double sum_and_choose(int which, int64_t warp_tiles) {
-    const TileStats tile_stats = tile_stats_of(which);
-    const bool linear = which != kTargetMass || direct();
-    const TileRun run(tile_stats, warp_tiles);
-    const float max = linear ? run.largest(group_, tile_stats) : t_.stats.max;
-    const WarpTileMasses masses(group_, tile_stats, warp_tiles, run, max, t_.stats.inv_t, linear);
-    const double sum = masses.sum();
-    const bool draws = (which == kPositive && !entropy() && !counts()) || which == kTargetMass;
-    if (draws && sum > 0 && is_finite(sum)) {
-      int64_t rest;
-      const int64_t tile = masses.choose(group_, residual_uniform(p_, t_, t_.i), rest);
-      if (thread_id() == 0) {
-        t_.chosen_tile = tile;
-        t_.chosen_rest = rest;
-      }
-    }
-    return sum;
-  }
-
-  __device__ double sparse_mass_beyond() {
+// The mass of Q beyond the target's vocabulary; NaN if the draft row is not valid there.
+inline __device__ double mass_beyond(BlockGroup& block, const Residual& r) {
+  const DraftDistribution& d = r.draft;
+  if (d.form == DraftForm::kOneHot) return d.token >= r.row.vocab ? 1 : 0;
+  if (d.form == DraftForm::kSparse) {
     double mass = 0;
-    for (int64_t k = thread_id(); k < t_.draft.row.vocab; k += kThreads) {
-      if (t_.draft.id(k) >= t_.row.vocab) mass += static_cast<double>(at(t_.draft.row, k));
+    for (int64_t k = thread_id(); k < d.row.vocab; k += kThreads) {
+      if (d.id(k) >= r.row.vocab) mass += static_cast<double>(at(d.row, k));
     }
-    return group_.sum(mass);
+    return block.sum(mass);
   }
+  const int64_t size = columns_beyond(d, r.row.vocab);
+  if (size == 0) return 0;
+  const double sum =
+      stored_sum(block, r.sums[ChainJob::kBeyond], (size + kWarpTile - 1) / kWarpTile);
+  // With a map from tokens to columns the whole row was read, only to validate it; Q has been
+  // counted token by token already.
+  return d.columns != nullptr && sum >= 0 ? 0 : sum;
+}
 
-  BlockGroup& group_;
-};
+// What the scan has found, for the whole block.
+inline __device__ BlockSums sum_residual(BlockGroup& block, const Residual& r) {
+  const int64_t tiles = r.row.warp_tiles();
+  BlockSums out = {0, 0, true, true};
+  if (r.only_draft) {
+    out.draft_valid = r.draft.lists_tokens() || r.draft.row_checked ||
+                      stored_sum(block, r.sums[ChainJob::kBeyond], r.draft.row.warp_tiles()) >= 0;
+    return out;
+  }
+  if (r.subtracts) {
+    out.positive = stored_sum(block, r.sums[ChainJob::kPositive], tiles);
+    if (r.both) out.negative = stored_sum(block, r.sums[ChainJob::kNegative], tiles);
+    const double beyond = mass_beyond(block, r);
+    out.negative += beyond;
+    out.draft_valid = is_finite(out.positive) && beyond >= 0;
+  }
+  // A residual above 0 has no entry of P that is not valid, and proves that P has mass.
+  if (r.direct && !(out.positive > 0)) {
+    out.target_valid = stored_sum(block, r.sums[ChainJob::kDirect], tiles) > 0;
+  }
+  return out;
+}
+
+inline __device__ BlockSums sum_residual_of_few(BlockGroup& block, const Residual& r) {
+  BlockSums out = {0, 0, true, true};
+  sum_residual_of_few(block, r.draft, r.row, r.stats, r.scaled.c, out.positive, out.negative);
+  return out;
+}
+
+// Draws from the sums of a row that was scanned: from the residual, or from P of a direct row.
+inline __device__ int64_t draw_scanned(BlockGroup& block, const Residual& r, bool residual,
+                                       double u) {
+  const TileStats& tile_stats = r.sums[residual ? ChainJob::kPositive : ChainJob::kDirect];
+  const int64_t tiles = r.row.warp_tiles();
+  const TileRun run(tile_stats, tiles);
+  const float max = run.largest(block, tile_stats);
+  const WarpTileMasses masses(block, tile_stats, tiles, run, max, 1.0f, true);
+  int64_t rest;
+  const int64_t warp_tile = masses.choose(block, u, rest);
+  float values[kPerLane];
+  read_residual(r, warp_tile, residual, values, [](auto&) {});
+  const float inverse = inverse_scale(tile_stats.maxima[warp_tile]);
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
+  return warp_tile * kWarpTile + warp_tile_pick(values, r.row.wide(), rest);
+}
+
+// Q of a token times the lenience, subtracted from `p` as `subtract_draft` does.
+inline __device__ float subtract_at(const Residual& r, int64_t token, float p) {
+  const DraftDistribution& d = r.draft;
+  if (d.form == DraftForm::kOneHot) return token == d.token ? p - r.lenience : p;
+  if (d.form == DraftForm::kSparse) {
+    for (int64_t k = 0; k < d.row.vocab; ++k) {
+      if (d.id(k) == token) p -= at(d.row, k) * r.lenience;
+    }
+    return p;
+  }
+  const int64_t column = column_of(d.columns, d.row.vocab, token);
+  if (column < 0) return p;
+  return __fmaf_rn(d.weight(at(d.row, column)), -(d.weight_scale() * r.lenience), p);
+}
+
+// Makes the survivors of a row the candidates. For the whole block.
+inline __device__ void load_list(const Survivor* list, int32_t listed, Candidates& c) {
+  if (thread_id() == 0) c.count = static_cast<uint32_t>(listed);
+  for (int i = thread_id(); i < listed; i += kThreads) {
+    const Survivor survivor = list[i];
+    c.keys[i] = ordered_key(survivor.value);
+    c.ids[i] = survivor.id;
+  }
+  __syncthreads();
+}
+
+// Draws from the residual among the survivors; -1 if none of them has any, and then the candidates
+// are still the survivors.
+inline __device__ int64_t draw_residual_listed(BlockGroup& block, const Residual& r, Candidates& c,
+                                               double u) {
+  const auto n = static_cast<int>(c.count);
+  float mine = 0;
+  for (int i = thread_id(); i < n; i += kThreads) {
+    const float p = r.scaled.weight_params.weight(from_ordered_key(c.keys[i])) * r.scaled.scale;
+    const float value = fmaxf(subtract_at(r, c.ids[i], p), 0.0f);  // NaN becomes 0
+    c.masses[i] = bits_as<uint32_t>(value);
+    mine = fmaxf(mine, value);
+  }
+  const float inverse = inverse_scale(scale_of(from_ordered_key(block.max_key(ordered_key(mine)))));
+  int64_t sum = 0;
+  for (int i = thread_id(); i < n; i += kThreads) {
+    c.masses[i] = units_of(bits_as<float>(static_cast<uint32_t>(c.masses[i])) * inverse);
+    sum += c.masses[i];
+  }
+  sum = block.sum(sum);
+  return sum > 0 ? draw_listed(c, sum, r.row.vocab, u) : -1;
+}
 
 }  // namespace specdec::cuda

@@ -1,153 +1,101 @@
 #pragma once
-// The state of one sequence while a group verifies it. Every block keeps it in its own shared
-// memory.
-#include "cuda/row/fill.cuh"
+// One sequence of verify_chain, as every block that works on it opens it, and the memory of a call.
 #include "cuda/row/residual.cuh"
+#include "cuda/row/summary.cuh"
 #include "specdec/chain.h"
 
 namespace specdec::cuda {
 
-// The work of all threads of a group between two decisions.
-enum class Action : int32_t {
-  kTestDrafts,  // tests all drafts by single entries
-  kMeasureAll,  // computes the statistics of all rows, and tests all drafts
-  kMeasure,     // those of the current row and its draft
-  kEntropy,     // sums over the row
-  kCount,       // counts the tokens of the row that are likelier than the drafted one
-  kResidual,    // sums over the row, and chooses the warp tile to draw from
-  kChoose,      // chooses the warp tile to draw from in P
-  kDraw,        // draws from that warp tile
-  kDone
-};
-
-// The step of the decision that the action serves.
-enum class State : int32_t {
-  kBegin,
-  kInOrder,    // decides on the next draft
-  kRejected,   // has rejected a draft of a direct row, and measures the whole row to draw from it
-  kBlockRows,  // rule block: measures each drafted row
-  kBlockFromEnd,  // rule block: sums the residual of a row, from the last row on
-  kBlockFollow    // rule block: emits the token after the accepted drafts
-};
-
-// What is measured of a target row or of a draft row.
-struct MeasuredRow {
-  RowStats stats;
-  float entry;    // of the drafted token, 0 if it has none
-  int64_t token;  // the target's choice, or -1
-};
-enum Which { kTarget, kDraft };
-
-// By itself, because a compiler takes the quotient of the two sizes for a count of bins, and warns.
-constexpr size_t kBytesForRows = sizeof(Shared::bins);
-constexpr int64_t kMostMeasuredRows = kBytesForRows / sizeof(MeasuredRow);
-
-// One drafted row, as rule block records it.
-struct ChainRecord {
-  RowStats stats;
-  DraftDistribution draft;
-  double p_scale;  // c_i
-  double logprob;
-};
-
-struct ChainTask : SequenceState {
-  int64_t first_drafted[kLanes];  // the first drafted tokens, as the caller gave them
-  int64_t num_drafts;             // drafts to verify, as `find_drafts` counts them
-  int32_t status, accepted;
+struct ChainSequence : SequenceState {
+  int64_t num_drafts;  // drafts to verify, as `find_drafts` counts them
+  int32_t status;
   int32_t status_after_drafts;  // reported if all drafts are accepted
   bool no_bonus;                // no bonus token may follow the last draft
-  bool nothing_to_verify;
-  bool all_measured;       // row-parallel: the statistics of all rows are known before any decision
-  int64_t accepted_ahead;  // leading drafts that were accepted side by side
-  // Rule block.
-  int64_t end, tau;
-  int32_t block_fault;
-  int64_t context;  // see ChainJob
-  unsigned rank;    // this block's place in the group
-  bool writes;      // this block writes the outputs
-  // Row-parallel: whether this group still computes the tile statistics of its own row, or of its
-  // split of it.
-  bool filling;
-  int64_t own_row;
-  int own_split;
-  // The row to open next, or -1; `whole`: to draw from it, without its draft.
-  int64_t next_row;
-  bool next_whole;
-  // The current row.
-  State state;
-  Action action;
-  int64_t i, x;             // x: drafted token, or -1
-  float entry;              // of x in the target row, 0 if it has none
-  bool has_entry;           // `entry` was read before the decision
-  bool reads_one_entry;     // read at the drafted token alone
-  bool has_draft;           // Q is needed
-  bool prefilled;           // the tile statistics are there already
-  bool fills;               // kMeasure computes them
-  RowFill row_fills[2];     // what it then computes: those of the target row and of the draft row
-  MeasuredRow measured[2];  // what it found, unless all rows were measured at once
-  bool residual;            // kDraw draws from the residual, else from P
-  int64_t chosen_tile;      // the warp tile to draw from
-  int64_t chosen_rest;      // the mass in it before the point drawn, see WarpTileMasses::choose
-  bool valid;               // the draft row is valid, as far as kResidual has read it
-  int stats_buffer;         // which of two sets of tile statistics a row uses
-  bool stats_filled;        // that set was filled for this row
-  RowView row;
-  TileStats tile_stats, draft_tile_stats;
-  RowStats stats;
-  DraftDistribution draft;
-  double c;  // factor of P in the residual
-  ScaledTarget scaled_target;
-  ResidualRows residual_rows;
-  bool residual_loops;        // loops over whole warp tiles serve these rows
-  double sums[4];             // what kEntropy or kResidual added up, see ChainResidual
-  double positive, negative;  // sums of max(cP - lQ, 0) and max(lQ - cP, 0)
-  double found;               // the entropy, or the number of likelier tokens
-  double p_x;                 // P of the drafted token under rule typical
-  int64_t token;              // the target's choice, or the token drawn
 
-  // Whether the sums of rule block need P at the draft's listed tokens alone. Then no tile sums are
-  // kept to draw from.
-  __device__ bool sums_residual_of_few() const { return draft.lists_tokens() && !direct; }
+  // Whether target row i is needed: that of a draft, or of the bonus token.
+  __device__ bool has_row(int64_t i) const {
+    return i < num_drafts || (i == num_drafts && !no_bonus && status == 0);
+  }
 };
 
-// The arguments of the kernel. A context is one set of scratch memory: that of a group in the
-// row-lazy schedule, that of a sequence in the row-parallel one.
+// The sums of rule block over a drafted row: of max(cP - Q, 0) and max(Q - cP, 0).
+struct BlockSums {
+  double positive, negative;
+  bool target_valid, draft_valid;
+};
+
+// What rule block records of a draft: the factor of P after the drafts before it, and its log P.
+struct BlockDraft {
+  double c;
+  float logprob;
+};
+
+// The drafts of a block that count, and the fault of the row behind them, 0 if there is none.
+struct BlockEnd {
+  int64_t end;
+  int32_t fault;
+};
+
+// The arguments of the kernels. Each sequence has gamma+1 target rows and gamma draft rows; only
+// those that a call measures have statistics, a summary and a ticket.
 struct ChainJob {
   ChainParams p;
-  CudaPlan plan;
-  TileStatsArray tile_stats_array;
-  ChainRecord* records;         // [contexts, group_size, gamma+1], rule block
-  unsigned long long* tickets;  // [B], row-parallel
+  unsigned long long* words;  // [B, words()]: tickets of its rows, of its positions, its own; limit
+  RowSummary* summaries;      // [B, rows()]
+  Survivor* lists;            // [B, gamma+1, most_listed(vocab)], null without filters
+  TileStatsArray tile_stats;  // [B, rows()]
+  TileStatsArray sums;        // [B, residuals(), kSums]
+  BlockSums* block_sums;      // [B, gamma], rule block, and so the following
+  BlockDraft* block_drafts;   // [B, gamma+1]
+  BlockEnd* block_ends;       // [B]
   uint64_t launch_id;
+  int splits;  // of a row, in the kernel that is launched
+  bool measures_targets, measures_drafts;
 
-  // A context has tile statistics for target rows, for draft rows, then three for a residual.
-  SPECDEC_HD int64_t row_tile_stats() const { return plan.parallel ? p.gamma + 1 : 2; }
-  SPECDEC_HD int64_t context_tile_stats() const { return 2 * row_tile_stats() + 3; }
+  // The sums over the warp tiles of a row that a token is drawn from: of the residual, of what the
+  // draft exceeds the target by, of the draft beyond the target's vocabulary, of a direct target.
+  enum Sum { kPositive, kNegative, kBeyond, kDirect, kSums };
+
+  SPECDEC_HD int64_t targets() const { return measures_targets ? p.gamma + 1 : 0; }
+  SPECDEC_HD int64_t rows() const { return targets() + (measures_drafts ? p.gamma : 0); }
+  SPECDEC_HD int64_t words_of_sequence() const { return rows() + 2 * p.gamma + 2; }
+  SPECDEC_HD int64_t residuals() const { return p.rule == Rule::kBlock ? p.gamma + 1 : 1; }
+
+  __device__ int64_t target_slot(int64_t b, int64_t i) const { return b * rows() + i; }
+  __device__ int64_t draft_slot(int64_t b, int64_t i) const { return b * rows() + targets() + i; }
+  __device__ Survivor* list(int64_t b, int64_t i) const {
+    return lists == nullptr ? nullptr : lists + (b * (p.gamma + 1) + i) * most_listed(p.vocab);
+  }
+  __device__ TileStats sum(int64_t b, int64_t i, Sum which) const {
+    return sums[(b * residuals() + (p.rule == Rule::kBlock ? i : 0)) * kSums + which];
+  }
+
+  __device__ unsigned long long* row_ticket(int64_t b, int64_t slot) const {
+    return words + b * words_of_sequence() + (slot - b * rows());
+  }
+  __device__ unsigned long long* position_ticket(int64_t b, int64_t i) const {
+    return words + b * words_of_sequence() + rows() + i;
+  }
+  // Of the blocks that sum a residual.
+  __device__ unsigned long long* residual_ticket(int64_t b, int64_t i) const {
+    return position_ticket(b, p.gamma + i);
+  }
+  // No row beyond this one is needed: the draft there was rejected.
+  __device__ unsigned long long* limit(int64_t b) const {
+    return words + (b + 1) * words_of_sequence() - 1;
+  }
 };
-
-// Drafted token i.
-inline __device__ int64_t drafted_token(const ChainParams& p, const ChainTask& t, int64_t i) {
-  return i < kLanes ? t.first_drafted[i] : p.drafted(t.b, i);
-}
-
-// For one thread.
-inline __device__ void open_sequence(const ChainParams& p, int64_t b, ChainTask& t) {
-  t.num_drafts = t.block_fault = t.accepted = 0;
-  t.status = open_sequence(p, p.rule == Rule::kGreedy, b, p.gamma + 1, t);
-  t.nothing_to_verify = t.status != 0;
-  t.no_bonus = most_new_tokens(p, t) == 0;
-}
 
 // Counts the drafts to verify. They end before the first -1 or id out of range, and with an
 // end-of-sequence token or the last token that may be emitted. For one warp: each lane looks at one
 // draft.
-inline __device__ void find_drafts(const ChainParams& p, ChainTask& t) {
-  const int64_t most = most_new_tokens(p, t);
-  int64_t num_drafts = t.nothing_to_verify || t.no_bonus ? 0 : t.rows - 1;
-  bool no_bonus = t.no_bonus, outside = false;
+inline __device__ void find_drafts(const ChainParams& p, ChainSequence& s) {
+  const int64_t most = most_new_tokens(p, s);
+  bool no_bonus = most == 0, outside = false;
+  int64_t num_drafts = s.status != 0 || no_bonus ? 0 : s.rows - 1;
   for (int64_t first = 0; first < num_drafts; first += kLanes) {
     const int64_t i = first + lane_id();
-    const int64_t x = i < num_drafts ? drafted_token(p, t, i) : 0;
+    const int64_t x = i < num_drafts ? p.drafted(s.b, i) : 0;
     const bool before = i < num_drafts && (x < 0 || x >= p.id_limit());
     const bool after = i < num_drafts && (i + 1 >= most || is_eos(p, x));
     const unsigned stops = __ballot_sync(kAllLanes, before || after);
@@ -160,20 +108,26 @@ inline __device__ void find_drafts(const ChainParams& p, ChainTask& t) {
   }
   __syncwarp();
   if (lane_id() != 0) return;
-  t.num_drafts = num_drafts;
-  t.no_bonus = no_bonus;
-  t.status_after_drafts = outside ? kDraftOutOfRange : 0;
+  s.num_drafts = num_drafts;
+  s.no_bonus = no_bonus;
+  s.status_after_drafts = outside ? kDraftOutOfRange : 0;
 }
 
-// Fills the outputs as if no token were emitted and no draft decided on.
-inline __device__ void clear_outputs(const ChainParams& p, const ChainTask& t) {
-  const int64_t b = t.b;
-  for (int64_t i = thread_id(); i <= p.gamma; i += kThreads) {
-    const int64_t at = b * (p.gamma + 1) + i;
-    put_id(p.tokens, p.ids_are_int64, at, -1);
-    if (p.logprobs != nullptr) p.logprobs[at] = 0;
-    if (p.accept_probs != nullptr && i < p.gamma) p.accept_probs[b * p.gamma + i] = NAN;
+// Opens sequence b. For the whole block.
+inline __device__ void open(const ChainParams& p, int64_t b, ChainSequence& s) {
+  if (thread_id() == 0) {
+    s.status = open_sequence(p, p.rule == Rule::kGreedy, b, p.gamma + 1, s);
   }
+  __syncthreads();
+  if (warp_id() == 0) find_drafts(p, s);
+  __syncthreads();
+}
+
+// Whether draft rows are measured. Those of probabilities, and those that come with what `sample`
+// returned, are read at the drafted token alone until that is rejected.
+inline __device__ bool measures_draft(const ChainJob& job, const ChainSequence& s, int64_t i) {
+  return job.measures_drafts && i < s.num_drafts && s.draft_temperature > 0 && !s.greedy &&
+         has_row(job.p.draft, draft_row(job.p, s, i));
 }
 
 }  // namespace specdec::cuda

@@ -1,21 +1,16 @@
-// The op verify_chain on CUDA devices: plans and launches the kernel of cuda/chain/kernel.cuh.
-#include <algorithm>
-
-#include "cuda/chain/kernels.cuh"
+// The op verify_chain on CUDA devices, in two launches, rule block in three:
+//   rows    (rows.cuh)   measures rows; direct rows need no measuring
+//   block   (block.cuh)  rule block: sums the residual of each drafted row
+//   decide  (emit.cuh)   decides, and draws the token that follows the accepted drafts
+#include "cuda/chain/emit.cuh"
+#include "cuda/chain/rows.cuh"
+#include "cuda/launch.cuh"
 #include "specdec/chain.h"
 
 namespace specdec::cuda {
 namespace {
 
-// Here, where no kernel is defined: where one is, each use would compile another copy of it.
-ChainKernel& chain_kernel_of(Variant variant) {
-  return variant == Variant::kLogits  ? cuda::chain_kernel_of<Variant::kLogits>()
-         : variant == Variant::kProbs ? cuda::chain_kernel_of<Variant::kProbs>()
-                                      : cuda::chain_kernel_of<Variant::kGeneral>();
-}
-
-// Whether all target rows are direct and read at single entries: then there is nothing to compute
-// for all rows beforehand, and a group for each sequence takes within 2 us of several on an H200.
+// Whether every target row that is read at all is direct.
 bool all_direct(const ChainParams& p) {
   const SamplingParams& s = p.sampling;
   return p.kind == Kind::kProbs && p.reads_draft() && s.temperatures == nullptr &&
@@ -26,59 +21,79 @@ bool needs_best(const ChainParams& p) {
   return cuda::needs_best(p.sampling, p.rule == Rule::kMatch || p.rule == Rule::kGreedy);
 }
 
-// Offsets in the workspace, which begins with the tickets.
-struct WorkspaceLayout {
-  int64_t records, tile_stats_array, bytes;
+bool filters(const ChainParams& p) {
+  return p.rule != Rule::kGreedy && may_filter(p.sampling, p.vocab);
+}
 
-  explicit WorkspaceLayout(const ChainJob& job) {
-    const ChainParams& p = job.p;
-    const int64_t contexts = job.plan.parallel ? p.batch : job.plan.groups;
-    records = round_up(p.batch * 8);
-    tile_stats_array = records;
-    if (p.rule == Rule::kBlock) {
-      tile_stats_array += round_up(contexts * job.plan.group_size * (p.gamma + 1) *
-                                   static_cast<int64_t>(sizeof(ChainRecord)));
-    }
-    bytes = tile_stats_array + contexts * job.context_tile_stats() *
-                                   TileStatsArray::bytes(warp_tiles_of(p), needs_best(p));
-  }
-};
+// Lays the arrays of a call out in its workspace; returns their size.
+int64_t lay_out(ChainJob& job, char* workspace) {
+  const ChainParams& p = job.p;
+  int64_t at = 0;
+  const auto take = [&](int64_t bytes) {
+    char* const memory = workspace + at;
+    at += (bytes + 63) / 64 * 64;
+    return memory;
+  };
+  const auto array = [&](auto*& out, int64_t number) {
+    out = reinterpret_cast<std::remove_reference_t<decltype(out)>>(
+        take(number * static_cast<int64_t>(sizeof *out)));
+  };
+  const auto statistics = [&](int64_t number, bool has_best) {
+    const int64_t tiles = warp_tiles_of(p);
+    return TileStatsArray{take(number * TileStatsArray::bytes(tiles, has_best)), tiles, has_best};
+  };
+  const bool block = p.rule == Rule::kBlock;
+  array(job.summaries, p.batch * job.rows());
+  array(job.words, p.batch * job.words_of_sequence());
+  array(job.lists, filters(p) ? p.batch * (p.gamma + 1) * most_listed(p.vocab) : 0);
+  if (!filters(p)) job.lists = nullptr;
+  job.tile_stats = statistics(p.batch * job.rows(), needs_best(p));
+  job.sums = statistics(p.batch * job.residuals() * ChainJob::kSums, false);
+  array(job.block_sums, block ? p.batch * p.gamma : 0);
+  array(job.block_drafts, block ? p.batch * (p.gamma + 1) : 0);
+  array(job.block_ends, block ? p.batch : 0);
+  return at;
+}
 
-ChainJob job_of(const ChainParams& p, const CudaPlan& plan) {
+ChainJob job_of(const ChainParams& p) {
   ChainJob job = {};
   job.p = p;
-  job.plan = plan;
+  job.measures_targets = !all_direct(p);
+  job.measures_drafts =
+      p.reads_draft() && p.kind == Kind::kLogits && p.draft.form == DraftForm::kRows;
   return job;
 }
 
 }  // namespace
 
-int plan_verify_chain(const ChainParams& p, const CudaRequest& request, CudaPlan* plan) {
-  Device device;
-  const Variant variant = variant_of(p);
-  const cudaError_t status = chain_kernel_of(variant).device(&device);
-  if (status != cudaSuccess) return status;
-  CudaRequest wanted = request;
-  if (wanted.schedule == Schedule::kAuto && all_direct(p)) wanted.schedule = Schedule::kLazy;
-  const bool measures_drafts =
-      p.reads_draft() && p.kind == Kind::kLogits && p.draft.form == DraftForm::kRows;
-  *plan = make_plan(wanted, device,
-                    {p.batch, p.gamma + 1, warp_tiles_of(p), true, variant != Variant::kGeneral,
-                     measures_drafts});
-  plan->workspace_bytes = WorkspaceLayout(job_of(p, *plan)).bytes;
-  return cudaSuccess;
+// One cache line more, because a caller's memory may begin anywhere.
+int64_t workspace_bytes(const ChainParams& p) {
+  ChainJob job = job_of(p);
+  return lay_out(job, nullptr) + 64;
 }
 
-int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, void* stream) {
+int verify_chain(const ChainParams& p, void* workspace, void* stream) {
   if (p.batch == 0) return cudaSuccess;
-  ChainJob job = job_of(p, plan);
-  const WorkspaceLayout layout(job);
-  char* const memory = static_cast<char*>(workspace);
-  job.tickets = reinterpret_cast<unsigned long long*>(memory);
-  job.records = reinterpret_cast<ChainRecord*>(memory + layout.records);
-  job.tile_stats_array = {memory + layout.tile_stats_array, warp_tiles_of(p), needs_best(p)};
+  int processors = 0;
+  cudaError_t status = multiprocessors(&processors);
+  if (status != cudaSuccess) return status;
+  ChainJob job = job_of(p);
+  auto* const memory = static_cast<char*>(workspace);
+  lay_out(job, memory + (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64);
   job.launch_id = next_launch_id();
-  return chain_kernel_of(variant_of(p)).launch(job, stream);
+  const int64_t tiles = warp_tiles_of(p);
+  const auto launch = [&](void (*kernel)(ChainJob), int64_t units, size_t shared) {
+    if (units == 0 || status != cudaSuccess) return;
+    job.splits = splits_of(processors, units, tiles);
+    status = launch_blocks(kernel, job, units * job.splits, shared, stream);
+  };
+  launch(rows_kernel, p.batch * job.rows(),
+         filters(p) ? sizeof(FilteredRowsShared) : sizeof(RowsShared));
+  if (p.rule == Rule::kBlock) {
+    launch(block_kernel, p.batch * std::max<int64_t>(p.gamma, 1), sizeof(BlockRowShared));
+  }
+  launch(decide_kernel, p.batch, filters(p) ? sizeof(FilteredEmitShared) : sizeof(EmitShared));
+  return status;
 }
 
 }  // namespace specdec::cuda

@@ -50,6 +50,11 @@ inline __device__ bool is_finite(double x) { return fabs(x) < INFINITY; }
 // sampling, or to find the maximum.
 enum class Want : int32_t { kMass, kGumbel, kArgmax, kLinear };
 
+// The use that tile statistics are first computed for, before filters.
+inline __device__ Want first_want(Want want, bool filtered, bool one_hot) {
+  return one_hot ? Want::kArgmax : filtered ? Want::kMass : want;
+}
+
 struct RowStats {
   float max;
   float inv_t;

@@ -145,6 +145,20 @@ inline __device__ void look_up_sparse(BlockGroup& group, DraftDistribution& d) {
   __syncthreads();
 }
 
+// The same by one thread, in the order of the ids.
+inline __device__ void look_up_sparse(DraftDistribution& d) {
+  double mass = 0;
+#pragma unroll 4
+  for (int64_t k = 0; k < d.row.vocab; ++k) {
+    const int64_t id = d.id(k);
+    const float value = at(d.row, k);
+    d.invalid_at_token |= id >= 0 && !(value < INFINITY);
+    if (id == d.token) mass += static_cast<double>(value);
+  }
+  d.q_x = mass;
+  d.log_q_x = log_of(mass);
+}
+
 // Loads the draft for `subtract_draft`.
 inline __device__ void load_draft(const DraftDistribution& d, int64_t vocab, bool wide,
                                   int64_t warp_tile, Packed& out) {

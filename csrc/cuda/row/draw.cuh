@@ -17,18 +17,22 @@ inline __device__ int index_of(uint64_t packed) {
   return kWarpTile - 1 - static_cast<int>(static_cast<uint32_t>(packed));
 }
 
+// A word whose place is not known at compile time, without an array in memory.
+inline __device__ uint32_t word_at(const Words& words, int place) {
+  return place == 0   ? words.word[0]
+         : place == 1 ? words.word[1]
+         : place == 2 ? words.word[2]
+                      : words.word[3];
+}
+
 // E = -log1p(-u) with u = (x + 1/2) / 2^32, exponentially distributed; -log(E) is Gumbel noise.
 // Each half of the range keeps its relative precision. A small x takes 32 more bits; there
 // -log1p(-u) is u to the last bit of a float.
 inline __device__ float exponential(uint32_t x, int word, const GumbelNoise& noise,
                                     uint32_t counter) {
   if (x < 256) {
-    const Words more =
-        philox(noise.seed, counter, noise.position, noise.stream + uint32_t{kTailStreams});
-    const uint32_t low = word == 0   ? more.word[0]
-                         : word == 1 ? more.word[1]
-                         : word == 2 ? more.word[2]
-                                     : more.word[3];
+    const uint32_t low = word_at(
+        philox(noise.seed, counter, noise.position, noise.stream + uint32_t{kTailStreams}), word);
     return static_cast<float>((x * 0x1p32 + low + 0.5) * 0x1p-64);
   }
   const bool upper = x >> 31;

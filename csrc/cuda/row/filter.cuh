@@ -7,7 +7,7 @@ namespace specdec::cuda {
 
 // Adds up the histograms of all blocks: each block adds one slice of the bins, then all copy them.
 inline __device__ void merge_bins(const BlockGroup& group) {
-  unsigned long long* const bins = group.shared->bins;
+  unsigned long long* const bins = shared_memory()->bins;
   group.sync();
   if (group.size() == 1) return;
   const unsigned slice = (kBins + group.size() - 1) / group.size();
@@ -29,7 +29,7 @@ inline __device__ void merge_bins(const BlockGroup& group) {
 // `need` becomes the part that this bin has to supply.
 inline __device__ int reach(BlockGroup& group, int64_t& need) {
   constexpr int kRun = kBins / kThreads;
-  const unsigned long long* const bins = group.shared->bins;
+  const unsigned long long* const bins = shared_memory()->bins;
   const int top = kBins - 1 - static_cast<int>(thread_id()) * kRun;
   int64_t mine = 0, all;
   for (int i = 0; i < kRun; ++i) mine += static_cast<int64_t>(bins[top - i]);
@@ -60,7 +60,7 @@ class Selection {
   // The key lies in [low, high]. `need` is a number of entries, or units of mass; if it is 0,
   // `share` of the mass from low on is needed.
   __device__ uint32_t select(Stage stage, uint32_t low, uint32_t high, int64_t need, double share) {
-    unsigned long long* const bins = group_.shared->bins;
+    unsigned long long* const bins = shared_memory()->bins;
     stage_ = stage;
     for (bool first = true; low < high; first = false) {
       const int width = 32 - __clz(static_cast<int>(high - low));
@@ -102,7 +102,7 @@ class Selection {
     if (key < low_ || key > high_) return;
     // A shared atomic of 64 bits is a loop on the device, one of 32 bits is not.
     auto* const halves =
-        reinterpret_cast<unsigned*>(group_.shared->bins + ((key - low_) >> shift_));
+        reinterpret_cast<unsigned*>(shared_memory()->bins + ((key - low_) >> shift_));
     if (stage_ != Stage::kTopP) {
       atomicAdd(halves, 1u);
       return;
@@ -122,7 +122,7 @@ class Selection {
         add(ordered_key(tile_stats_.maxima[i]));
       return;
     }
-    Shared& s = *group_.shared;
+    Shared& s = *shared_memory();
     // The keys that one pass over the row has seen are kept if they fit; a narrower interval is
     // counted from them.
     if (kept_low_ <= low_ && high_ <= kept_high_ && s.num_candidates <= kCandidates) {
@@ -138,7 +138,7 @@ class Selection {
   }
 
   __device__ void read_row() const {
-    Shared& s = *group_.shared;
+    Shared& s = *shared_memory();
     const int64_t warp_tiles = row_.warp_tiles(), step = group_.warp_tile_step(1);
     for (int64_t warp_tile = group_.first_warp_tile(0); warp_tile < warp_tiles; warp_tile += step) {
       if (ordered_key(tile_stats_.maxima[warp_tile]) < low_) continue;
@@ -233,11 +233,6 @@ inline __device__ float filter_row(BlockGroup& group, const RowView& row,
   filter_tile_stats(group, row, tile_stats, want, stats, threshold, noise);
   group.sync();
   return threshold;
-}
-
-// The use that tile statistics are first computed for, before filters.
-inline __device__ Want first_want(Want want, bool filtered, bool one_hot) {
-  return one_hot ? Want::kArgmax : filtered ? Want::kMass : want;
 }
 
 // Row statistics from tile statistics, of which `run` was loaded. `token` becomes the choice of a

@@ -84,19 +84,16 @@ struct ResidualRows {
   TileStats positive;  // of the residual
   TileStats direct;    // of a direct target row, which was not read before
   int whole_tiles;
-  int step;                                     // from one warp tile of a warp to its next one
-  float rate, offset, scale;                    // of logits of the target
-  float draft_rate, draft_offset, draft_scale;  // of the draft; draft_scale includes the lenience
+  int step;                                         // from one warp tile of a warp to its next one
+  WeightParams weight_params, draft_weight_params;  // of logits
+  float scale, draft_scale;                         // draft_scale includes the lenience
 
-  // Whether the loop serves these rows: entries of one dtype at aligned addresses that need neither
-  // a map nor a threshold.
+  // Whether the loop serves these rows: entries of one dtype at aligned addresses without a map.
   static __device__ bool serves(const RowView& row, const ScaledTarget& target,
                                 const DraftDistribution& d) {
     const bool same = d.pairs(row.wide()) && d.row.dtype == row.dtype && d.probs == target.direct;
     if (!same || !row.aligned() || !d.row.aligned()) return false;
-    if (target.direct) return target.c == 1 && row.wide();
-    const WeightParams &p = target.weight_params, &q = d.weight_params;
-    return p.threshold == -INFINITY && q.threshold == -INFINITY;
+    return !target.direct || (target.c == 1 && row.wide());
   }
 
   ResidualRows() = default;
@@ -110,11 +107,9 @@ struct ResidualRows {
         whole_tiles(
             static_cast<int>((d.row.vocab < row.vocab ? d.row.vocab : row.vocab) / kWarpTile)),
         step(step),
-        rate(p.weight_params.rate),
-        offset(p.weight_params.offset),
+        weight_params(p.weight_params),
+        draft_weight_params(d.weight_params),
         scale(p.scale),
-        draft_rate(d.weight_params.rate),
-        draft_offset(d.weight_params.offset),
         draft_scale(d.weight_scale() * lenience) {}
 };
 
@@ -155,8 +150,8 @@ __forceinline__ __device__ int sum_residual(const ResidualRows& rows, int warp_t
       if (!__all_sync(kAllLanes, q.max() < INFINITY)) return warp_tile;
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) {
-        const float w = exp2_fast((p[j] - rows.offset) * rows.rate) * rows.scale;
-        const float v = exp2_fast((q[j] - rows.draft_offset) * rows.draft_rate);
+        const float w = rows.weight_params.weight(p[j]) * rows.scale;
+        const float v = rows.draft_weight_params.weight(q[j]);
         values[j] = __fmaf_rn(v, -rows.draft_scale, w);
       }
     }
@@ -188,26 +183,33 @@ inline __device__ int64_t columns_beyond(const DraftDistribution& d, int64_t voc
 }
 
 // Stores the sums of Q over the warp tiles of the last `columns_beyond` columns of the draft row.
-// `exclude(first, wide, values)` may set some of them to 0 in a warp tile whose first column is
-// `first`.
+// `exclude(column, wide, values)` may set some of them to 0 in a warp tile that begins with
+// `column`. A warp takes every step-th warp tile from `first` on.
 template <class Exclude>
-inline __device__ void sum_beyond(const BlockGroup& group, const DraftDistribution& d,
+inline __device__ void sum_beyond(int64_t first, int64_t step, const DraftDistribution& d,
                                   int64_t vocab, const TileStats& tile_stats,
                                   const Exclude& exclude) {
   const int64_t size = columns_beyond(d, vocab);
   if (size == 0) return;
   const int64_t begin = d.row.vocab - size;
   const RowView columns = d.row.part(begin, size);
-  const int64_t step = group.warp_tile_step(1);
-  for (int64_t warp_tile = group.first_warp_tile(0); warp_tile < columns.warp_tiles();
-       warp_tile += step) {
-    float values[kPerLane];
-    read_warp_tile(columns, warp_tile, values);
+  for (int64_t warp_tile = first; warp_tile < columns.warp_tiles(); warp_tile += step) {
+    TileValues tile = call_read_warp_tile<AnyRead>(columns, warp_tile);
+    float (&values)[kPerLane] = tile.values;
     const float top = d.normalise_all(values);
     exclude(begin + warp_tile * kWarpTile, columns.wide(), values);
     store_positive(tile_stats, warp_tile, values, columns.wide(), 1.0f,
                    __all_sync(kAllLanes, top < INFINITY));
   }
+}
+
+// The sum over the row of the values stored; NaN if a warp tile was not valid, else infinite if its
+// sum was.
+inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats,
+                                    int64_t warp_tiles) {
+  const TileRun run(tile_stats, warp_tiles);
+  const float max = run.largest(group, tile_stats);
+  return WarpTileMasses(group, tile_stats, warp_tiles, run, max, 1.0f, true).sum();
 }
 
 // Sums of max(cP - Q, 0) and max(Q - cP, 0) for a draft that lists its tokens. P is read at these

@@ -150,6 +150,13 @@ inline __device__ void weigh_tile(float (&values)[kPerLane], float top, float ra
   }
 }
 
+// The weight of one entry, as `weigh_tile` gives it.
+inline __device__ float tile_weight(float l, float top, float rate) {
+  const float offset = offset_of(top, rate);
+  return fuses(offset) ? exp2_fast(__fmaf_rn(l, rate, -offset))
+                       : exp2_fast(__fmaf_rn(l - top, rate, tile_offset(top, rate).above));
+}
+
 // A mass is a sum of weights. It is an integer number of units, so that it does not depend on the
 // order of summation; one unit is a weight of 2^-48. The neighbours that a lane holds,
 // see `run_of`, are added as floats first; every sum of those is exact.

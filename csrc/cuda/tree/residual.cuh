@@ -5,15 +5,6 @@
 
 namespace specdec::cuda {
 
-// The sum over the row of the values stored; NaN if a warp tile was not valid, else infinite if its
-// sum was.
-inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats,
-                                    int64_t warp_tiles) {
-  const TileRun run(tile_stats, warp_tiles);
-  const float max = run.largest(group, tile_stats);
-  return WarpTileMasses(group, tile_stats, warp_tiles, run, max, 1.0f, true).sum();
-}
-
 class ResidualScan {
  public:
   __device__ ResidualScan(BlockGroup& group, const TreeJob& job)
@@ -150,7 +141,7 @@ class ResidualScan {
   // no registers to spare.
   __device__ float* held() const {
     static_assert(sizeof(Shared::bins) >= kPerLane * kThreads * sizeof(float), "fits");
-    return reinterpret_cast<float*>(group_.shared->bins) + thread_id();
+    return reinterpret_cast<float*>(shared_memory()->bins) + thread_id();
   }
 
   // Combines Q of the last draft with the values set aside; `q` becomes the residual.
@@ -244,8 +235,8 @@ class ResidualScan {
   __device__ void sum_columns_beyond() const {
     if (t_.last_draft < 0 || t_.scan == ScanKind::kEntropy) return;
     const DraftDistribution& d = t_.records[t_.last_draft].draft;
-    sum_beyond(group_, d, t_.row.vocab, scan_stats(kBeyond),
-               [&](int64_t first, bool wide, float (&values)[kPerLane]) {
+    sum_beyond(group_.first_warp_tile(0), group_.warp_tile_step(1), d, t_.row.vocab,
+               scan_stats(kBeyond), [&](int64_t first, bool wide, float (&values)[kPerLane]) {
                  if (d.columns == nullptr) zero_excluded(wide, first, values);
                });
   }

@@ -54,25 +54,29 @@ GroupKernel<TreeJob> kernel(tree_kernel, kTreeBlocksPerProcessor);
 
 }  // namespace
 
-int plan_verify_tree(const TreeParams& p, const CudaRequest& request, CudaPlan* plan) {
+// How the launch shares its work: the group of a sequence reads rows in order, because most rows of
+// a tree are not on the path.
+static cudaError_t plan_of(const TreeParams& p, CudaPlan* plan) {
   Device device;
   const cudaError_t status = kernel.device(&device);
   if (status != cudaSuccess) return status;
-  CudaRequest wanted = request;
-  wanted.schedule = Schedule::kLazy;  // most rows of a tree are not on the path
-  *plan = make_plan(wanted, device, {p.batch, 1, warp_tiles_of(p), true});
-  TreeJob job = {};
-  job.p = p;
-  job.plan = *plan;
-  plan->workspace_bytes = WorkspaceLayout(p, job).bytes;
+  *plan = make_plan({Schedule::kLazy, 0}, device, {p.batch, 1, warp_tiles_of(p), true});
   return cudaSuccess;
 }
 
-int verify_tree(const TreeParams& p, const CudaPlan& plan, void* workspace, void* stream) {
+int64_t workspace_bytes(const TreeParams& p) {
+  TreeJob job = {};
+  job.p = p;
+  // A device that cannot be asked fails at the launch.
+  return plan_of(p, &job.plan) == cudaSuccess ? WorkspaceLayout(p, job).bytes : 0;
+}
+
+int verify_tree(const TreeParams& p, void* workspace, void* stream) {
   if (p.batch == 0) return cudaSuccess;
   TreeJob job = {};
   job.p = p;
-  job.plan = plan;
+  const cudaError_t status = plan_of(p, &job.plan);
+  if (status != cudaSuccess) return status;
   const WorkspaceLayout layout(p, job);
   char* const memory = static_cast<char*>(workspace);
   job.records = reinterpret_cast<NodeRecord*>(memory);

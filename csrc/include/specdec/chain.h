@@ -1,6 +1,5 @@
 #pragma once
 // Verification of a chain of drafted tokens. docs/rules.md explains the rules.
-#include "specdec/cuda_plan.h"
 #include "specdec/host_device.h"
 #include "specdec/parallel.h"
 #include "specdec/sequence.h"
@@ -66,8 +65,8 @@ void verify_chain(const ChainParams& p, const Parallel& parallel);
 
 // A cudaError_t as int, so that this header needs no CUDA toolkit; `stream` is a cudaStream_t.
 namespace cuda {
-int plan_verify_chain(const ChainParams& p, const CudaRequest& request, CudaPlan* plan);
-int verify_chain(const ChainParams& p, const CudaPlan& plan, void* workspace, void* stream);
+int64_t workspace_bytes(const ChainParams& p);  // device memory, which need not be cleared
+int verify_chain(const ChainParams& p, void* workspace, void* stream);
 }  // namespace cuda
 
 }  // namespace specdec

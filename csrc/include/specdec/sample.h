@@ -1,6 +1,5 @@
 #pragma once
 // Samples one token from each of R rows of logits in one fused pass.
-#include "specdec/cuda_plan.h"
 #include "specdec/parallel.h"
 #include "specdec/philox.h"
 #include "specdec/sampling.h"
@@ -29,8 +28,8 @@ void sample(const SampleParams& p, const Parallel& parallel);
 
 // A cudaError_t as int, so that this header needs no CUDA toolkit; `stream` is a cudaStream_t.
 namespace cuda {
-int plan_sample(const SampleParams& p, const CudaRequest& request, CudaPlan* plan);
-int sample(const SampleParams& p, const CudaPlan& plan, void* workspace, void* stream);
+int64_t workspace_bytes(const SampleParams& p);  // device memory, which need not be cleared
+int sample(const SampleParams& p, void* workspace, void* stream);
 }  // namespace cuda
 
 }  // namespace specdec

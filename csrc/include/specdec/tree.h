@@ -13,7 +13,6 @@
 //   recovered token   the token emitted once every child was rejected; rules that read Q draw it
 //                     from the residual
 //   bonus token       the token emitted after a path whose last node has no children
-#include "specdec/cuda_plan.h"
 #include "specdec/host_device.h"
 #include "specdec/parallel.h"
 #include "specdec/sequence.h"
@@ -97,8 +96,8 @@ void verify_tree(const TreeParams& p, const Parallel& parallel);
 
 // A cudaError_t as int, so that this header needs no CUDA toolkit; `stream` is a cudaStream_t.
 namespace cuda {
-int plan_verify_tree(const TreeParams& p, const CudaRequest& request, CudaPlan* plan);
-int verify_tree(const TreeParams& p, const CudaPlan& plan, void* workspace, void* stream);
+int64_t workspace_bytes(const TreeParams& p);  // device memory, which need not be cleared
+int verify_tree(const TreeParams& p, void* workspace, void* stream);
 }  // namespace cuda
 
 }  // namespace specdec
