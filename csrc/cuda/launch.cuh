@@ -1,34 +1,34 @@
 #pragma once
-// Host side of a launch: what the device runs at once, attributes, the id of the launch.
+// Host side of a launch: how rows are split, the memory of a call, the id of the launch.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <random>
 
-#include "cuda/plan.cuh"
+#include "cuda/row/distribution.cuh"
 #include "cuda/ticket.cuh"
+#include "specdec/verification.h"
 
 namespace specdec::cuda {
 
-// The configuration of a launch, except for its grid.
-struct GroupConfig {
-  cudaLaunchAttribute cluster = {};
-  cudaLaunchConfig_t config = {};
+inline int64_t warp_tiles_of(int64_t vocab) { return (vocab + kWarpTile - 1) / kWarpTile; }
 
-  GroupConfig(int group, bool clusters) {
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = sizeof(Shared);
-    config.attrs = &cluster;
-    if (!clusters) return;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = static_cast<unsigned>(group);
-    cluster.val.clusterDim.y = 1;
-    cluster.val.clusterDim.z = 1;
-    config.numAttrs = 1;
-  }
-  GroupConfig(const GroupConfig&) = delete;
-};
+// The warp tiles of a target or draft row, whichever is longer.
+inline int64_t warp_tiles_of(const VerifyParams& p) {
+  return warp_tiles_of(std::max(p.vocab, p.draft.vocab));
+}
+
+// Whether the best entry of a row may be needed, by Gumbel-max sampling or as the maximum.
+inline bool needs_best(const SamplingParams& s, bool gumbel) {
+  return gumbel || s.temperatures != nullptr || s.temperature == 0;
+}
+
+// Whether some sequence may have a filter.
+inline bool may_filter(const SamplingParams& s, int64_t vocab) {
+  return s.top_ks != nullptr || s.top_ps != nullptr || s.min_ps != nullptr ||
+         SequenceParams{1, s.top_k, s.top_p, s.min_p}.filters(vocab);
+}
 
 // The multiprocessors of the current device, asked once of each.
 inline cudaError_t multiprocessors(int* processors) {
@@ -54,6 +54,40 @@ inline int splits_of(int processors, int64_t units, int64_t warp_tiles) {
   return static_cast<int>(std::clamp<int64_t>(std::min(wanted, useful), 1, kMostArrivals));
 }
 
+// Lays arrays out in the workspace of a call, each from a line of 64 bytes on. Without a workspace
+// it counts bytes alone.
+class Layout {
+ public:
+  // The workspace may begin anywhere, for which `bytes` has room.
+  explicit Layout(char* workspace) : memory_(workspace) {
+    if (memory_ == nullptr) return;
+    memory_ += (kLine - reinterpret_cast<uintptr_t>(memory_) % kLine) % kLine;
+  }
+
+  // Null if there is none.
+  template <class T>
+  void array(T*& out, int64_t number) {
+    char* const at = take(number * static_cast<int64_t>(sizeof(T)));
+    out = number == 0 ? nullptr : reinterpret_cast<T*>(at);
+  }
+  TileStatsArray statistics(int64_t number, int64_t warp_tiles, bool has_best) {
+    return {take(number * TileStatsArray::bytes(warp_tiles, has_best)), warp_tiles, has_best};
+  }
+  int64_t bytes() const { return bytes_ + kLine; }
+
+ private:
+  static constexpr int64_t kLine = 64;
+
+  char* take(int64_t bytes) {
+    char* const at = memory_ == nullptr ? nullptr : memory_ + bytes_;
+    bytes_ += (bytes + kLine - 1) / kLine * kLine;
+    return at;
+  }
+
+  char* memory_;
+  int64_t bytes_ = 0;
+};
+
 template <class Job>
 cudaError_t launch_blocks(void (*kernel)(Job), const Job& job, int64_t blocks, size_t shared_bytes,
                           void* stream) {
@@ -64,83 +98,6 @@ cudaError_t launch_blocks(void (*kernel)(Job), const Job& job, int64_t blocks, s
   config.stream = static_cast<cudaStream_t>(stream);
   return cudaLaunchKernelEx(&config, kernel, job);
 }
-
-// A kernel of block groups: what the devices run of it at once, and its launch.
-template <class Job>
-class GroupKernel {
- public:
-  constexpr GroupKernel(void (*kernel)(Job), int blocks_per_processor)
-      : kernel_(kernel), blocks_per_processor_(blocks_per_processor) {}
-
-  // What the current device runs at once. Each is asked once, because the driver takes long to
-  // answer.
-  cudaError_t device(Device* out) {
-    int index = 0;
-    cudaError_t status = cudaGetDevice(&index);
-    if (status != cudaSuccess) return status;
-    if (index >= kKnown) return ask(index, out);
-    if (!asked_[index]) {
-      const std::lock_guard<std::mutex> lock(asking_);
-      if (!asked_[index]) {
-        status = ask(index, &known_[index]);
-        if (status != cudaSuccess) return status;
-        asked_[index] = true;
-      }
-    }
-    *out = known_[index];
-    return cudaSuccess;
-  }
-
-  cudaError_t launch(const Job& job, void* stream) {
-    Device on;
-    const cudaError_t status = device(&on);
-    if (status != cudaSuccess) return status;
-    const CudaPlan& plan = job.plan;
-    GroupConfig launch(plan.group_size, on.clusters);
-    launch.config.gridDim = dim3(static_cast<unsigned>(plan.groups * plan.group_size));
-    launch.config.stream = static_cast<cudaStream_t>(stream);
-    return cudaLaunchKernelEx(&launch.config, kernel_, job);
-  }
-
- private:
-  cudaError_t ask(int index, Device* out) const {
-    *out = {};
-    int major = 0;
-    cudaError_t status =
-        cudaDeviceGetAttribute(&out->processors, cudaDevAttrMultiProcessorCount, index);
-    if (status != cudaSuccess) return status;
-    status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
-    if (status != cudaSuccess) return status;
-    // The virtual architecture that the code for this device was compiled from counts too.
-    cudaFuncAttributes attributes = {};
-    status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel_));
-    if (status != cudaSuccess) return status;
-    out->clusters = major >= 9 && attributes.ptxVersion >= 90;
-    // A device may have less shared memory than these blocks need.
-    int fit = 0;
-    status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel_, kThreads, sizeof(Shared));
-    if (status != cudaSuccess) return status;
-    out->blocks = std::min(fit, blocks_per_processor_) * out->processors;
-    out->groups[1] = out->blocks;
-    const bool pending = cudaPeekAtLastError() != cudaSuccess;  // of other work, which must be told
-    for (int size = 2; size <= kMaxGroupSize && out->clusters; ++size) {
-      GroupConfig launch(size, true);
-      launch.config.gridDim = dim3(static_cast<unsigned>(size));
-      status = cudaOccupancyMaxActiveClusters(&fit, kernel_, &launch.config);
-      // A device, or a partition of one, that is too small for the size may answer with an error.
-      if (status != cudaSuccess && !pending) cudaGetLastError();
-      out->groups[size] = status == cudaSuccess ? std::min(fit, out->blocks / size) : 0;
-    }
-    return cudaSuccess;
-  }
-
-  static constexpr int kKnown = 64;
-  void (*kernel_)(Job);
-  int blocks_per_processor_;
-  Device known_[kKnown] = {};
-  std::atomic<bool> asked_[kKnown] = {};
-  std::mutex asking_;
-};
 
 // The finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection.
 inline uint64_t mixed(uint64_t x) {

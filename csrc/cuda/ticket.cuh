@@ -3,7 +3,7 @@
 // it. No block waits for another. Arrivals are counted without a launch that clears the counter
 // first: the upper 48 bits of a word are the id of the launch, and a word without it counts as
 // zero, whatever memory held before.
-#include "cuda/block_group.cuh"
+#include "cuda/thread_block.cuh"
 
 namespace specdec::cuda {
 
@@ -60,6 +60,16 @@ inline __device__ Arrival arrive(unsigned long long* ticket, unsigned count, boo
   if ((before & 0xff) + 1 != count) return {false, skips};
   atomicExch(ticket, 0);
   return {true, skips || (before >> 8 & 0xff) != 0};
+}
+
+// The same by a whole block, for what all of its threads did; in every thread. `shared` lies in
+// shared memory.
+inline __device__ Arrival arrive(Arrival& shared, unsigned long long* ticket, unsigned count,
+                                 bool skips) {
+  __syncthreads();
+  if (thread_id() == 0) shared = arrive(ticket, count, skips);
+  __syncthreads();
+  return shared;
 }
 
 // A number below 0xffff that blocks of a launch lower, in a word like a ticket; 0xffff at first.

@@ -81,15 +81,6 @@ class Library:
         finally:
             self._native.simt_driver(13_000)
 
-    @contextlib.contextmanager
-    def partition(self, largest_cluster: int):
-        """Devices that run no larger clusters; each is asked at its first call."""
-        self._native.simt_partition(largest_cluster)
-        try:
-            yield
-        finally:
-            self._native.simt_partition(16)
-
     def last_error(self, pending: int = 0) -> int:
         """The last error of the runtime, which `pending` then is."""
         return self._native.simt_last_error(pending)

@@ -86,10 +86,6 @@ extern "C" __attribute__((visibility("default"))) void simt_device(int multiproc
   simt::capability_major = capability;
 }
 
-extern "C" __attribute__((visibility("default"))) void simt_partition(unsigned largest_cluster) {
-  simt::largest_cluster = largest_cluster;
-}
-
 // Leaves `pending` as the last error, and returns what it was.
 extern "C" __attribute__((visibility("default"))) int simt_last_error(int pending) {
   const cudaError_t last = cudaGetLastError();

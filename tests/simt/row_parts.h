@@ -17,12 +17,12 @@ int launch_one_block(void (*kernel)(Params...), Args... args) {
 
 // out: the tile that `choose` finds for u, and the mass of that tile before the point.
 __global__ void choose_kernel(TileStats tile_stats, int64_t warp_tiles, double u, int64_t* out) {
-  BlockGroup group = BlockGroup::mine();
+  ThreadBlock block(*shared_memory<BlockShared>());
   const TileRun run(tile_stats, warp_tiles);
-  const float max = run.largest(group, tile_stats);
-  const WarpTileMasses masses(group, tile_stats, warp_tiles, run, max, 1.0f);
+  const float max = run.largest(block, tile_stats);
+  const WarpTileMasses masses(block, tile_stats, warp_tiles, run, max, 1.0f);
   int64_t rest = 0;
-  const int64_t warp_tile = masses.choose(group, u, rest);
+  const int64_t warp_tile = masses.choose(block, u, rest);
   if (thread_id() == 0) {
     out[0] = warp_tile;
     out[1] = rest;
@@ -30,9 +30,9 @@ __global__ void choose_kernel(TileStats tile_stats, int64_t warp_tiles, double u
 }
 
 __global__ void largest_kernel(TileStats tile_stats, int64_t warp_tiles, float* out) {
-  BlockGroup group = BlockGroup::mine();
+  ThreadBlock block(*shared_memory<BlockShared>());
   const TileRun run(tile_stats, warp_tiles);
-  const float largest = run.largest(group, tile_stats);
+  const float largest = run.largest(block, tile_stats);
   if (thread_id() == 0) *out = largest;
 }
 
@@ -56,13 +56,13 @@ __global__ void limit_kernel(unsigned long long* word, uint64_t launch_id, int l
 
 // masses: of the warp tiles of a row of logits, on one scale. log_sum: as in RowStats.
 __global__ void measure_kernel(RowFill fill, float inv_t, int64_t* masses, double* log_sum) {
-  BlockGroup group = BlockGroup::mine();
-  fill_tile_stats<AnyRead>(group, fill);
+  ThreadBlock block(*shared_memory<BlockShared>());
+  fill_tile_stats<AnyRead>(fill);
   __syncthreads();
   const int64_t warp_tiles = fill.row.warp_tiles();
   const TileRun run(fill.tile_stats, warp_tiles);
-  const float max = run.largest(group, fill.tile_stats);
-  const double sum = WarpTileMasses(group, fill.tile_stats, warp_tiles, run, max, inv_t).log_sum();
+  const float max = run.largest(block, fill.tile_stats);
+  const double sum = WarpTileMasses(block, fill.tile_stats, warp_tiles, run, max, inv_t).log_sum();
   const WarpTileScale scale(fill.tile_stats, warp_tiles, max, inv_t, false);
   for (int64_t i = thread_id(); i < warp_tiles; i += kThreads) {
     masses[i] = scale.mass_of(static_cast<int>(i));

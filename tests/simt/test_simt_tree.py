@@ -1,7 +1,7 @@
 """The CUDA source of `verify_tree`, run on the CPU by the SIMT emulator.
 
 Every case has to agree with the C++ kernels, and give the same bits for every
-size of a block group, every order of threads and any workspace. test_simt_ops.py has the terms.
+number of blocks that share a row, every order of threads and any workspace. test_simt_ops.py has the terms.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ LARGE = [
     tree_case(1, 4, V, torch.float16, rule="k_seq", draft="wide", rows="shared"),
     tree_case(1, 5, V, rule="top_k_plus_one", draft="mapped", rows="shared"),
 ]
-GROUPS = (1, 7, 8)
+PROCESSORS = (1, 16, 1000)  # one block for each row, up to one for every eight tiles
 
 
-def outputs(simt, args, group=8, **running):
-    """`group`: the largest block group that the device runs; each capability is another device."""
-    with simt.partition(group), simt.running(capability=20 + group, **running):
+def outputs(simt, args, **running):
+    with simt.running(**running):
         return simt.op("verify_tree")(*args)
 
 
 @functools.cache
-def of_one_block(simt, case):
-    """The outputs with groups of one block, which all others have to equal."""
-    return outputs(simt, case.args(), group=1)
+def of_whole_rows(simt, case):
+    """The outputs where one block reads a row, one after the other, which all others equal."""
+    return outputs(simt, case.args(), processors=1)
 
 
 @pytest.mark.covering(emulated=1)
@@ -61,29 +60,27 @@ def test_agrees_with_the_cpu_kernels(simt, case):
     ],
     ids=str,
 )
-def test_every_group_size_and_device_gives_the_same_bits(simt, case):
-    args, want = case.args(), of_one_block(simt, case)
-    for group in GROUPS[1:]:
-        assert_outputs_equal("verify_tree", outputs(simt, args, group=group), want)
-    with simt.running(capability=8):
-        got = simt.op("verify_tree")(*args)
-    assert_outputs_equal("verify_tree", got, want)
+def test_every_number_of_splits_gives_the_same_bits(simt, case):
+    args, want = case.args(), of_whole_rows(simt, case)
+    for processors in PROCESSORS[1:]:
+        got = outputs(simt, args, processors=processors)
+        assert_outputs_equal("verify_tree", got, want)
 
 
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("order", list(emulator.ORDERS)[1:])
 @pytest.mark.parametrize("case", [*SMALL, LARGE[0]], ids=str)
 def test_every_order_of_threads_gives_the_same_bits(simt, case, order):
-    got = outputs(simt, case.args(), group=2, order=order)
-    assert_outputs_equal("verify_tree", got, of_one_block(simt, case))
+    got = outputs(simt, case.args(), processors=16, order=order)
+    assert_outputs_equal("verify_tree", got, of_whole_rows(simt, case))
 
 
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("fill", [0, 131_073, 0x3F80_3F80_3F80_3F80])
 @pytest.mark.parametrize("case", SMALL[::3] + LARGE, ids=str)
 def test_the_workspace_may_hold_anything(simt, case, fill):
-    got = outputs(simt, case.args(), group=2, fill=fill)
-    assert_outputs_equal("verify_tree", got, of_one_block(simt, case))
+    got = outputs(simt, case.args(), processors=16, fill=fill)
+    assert_outputs_equal("verify_tree", got, of_whole_rows(simt, case))
 
 
 @pytest.mark.parametrize(
@@ -97,8 +94,9 @@ def test_a_tree_may_have_more_nodes_than_a_block_has_threads(simt, rule, n):
     case = tree_case(1, n, 23, rule=rule, rows="shared", draft="sparse", acceptance=0.3)
     args = case.args()
     want = proofs.providers("verify_tree")["cpp"](*args)
-    for group in GROUPS if n < 100 else GROUPS[-1:]:
-        assert_outputs_close("verify_tree", outputs(simt, args, group=group, order="seed-1"), want)
+    for processors in PROCESSORS if n < 100 else PROCESSORS[1:2]:
+        got = outputs(simt, args, processors=processors, order="seed-1")
+        assert_outputs_close("verify_tree", got, want)
 
 
 def test_the_factor_of_k_seq_is_that_of_all_siblings(simt):

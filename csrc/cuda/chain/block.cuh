@@ -92,14 +92,14 @@ struct BlockRowShared : BlockShared {
   Residual residual;
   BlockEnd end;
   double c;
-  bool last;
+  Arrival arrival;
 };
 
 // The launch between those of rows and decide.
 __global__ void __launch_bounds__(kThreads, kDecideBlocks)
     block_kernel(const __grid_constant__ ChainJob job) {
   auto& s = *shared_memory<BlockRowShared>();
-  BlockGroup block = {&s, 0};
+  ThreadBlock block(s);
   const ChainParams& p = job.p;
   const unsigned unit = blockIdx.x / static_cast<unsigned>(job.splits);
   const auto split = static_cast<int>(blockIdx.x % static_cast<unsigned>(job.splits));
@@ -131,12 +131,7 @@ __global__ void __launch_bounds__(kThreads, kDecideBlocks)
     return;
   }
   scan(s.residual, split * kWarps + warp_id(), job.splits * kWarps);
-  __syncthreads();
-  if (thread_id() == 0) {
-    s.last = arrive(job.residual_ticket(q.b, i), job.splits, false).last;
-  }
-  __syncthreads();
-  if (!s.last) return;
+  if (!arrive(s.arrival, job.residual_ticket(q.b, i), job.splits, false).last) return;
   const BlockSums sums = sum_residual(block, s.residual);
   if (thread_id() == 0) out = sums;
 }

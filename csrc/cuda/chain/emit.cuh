@@ -9,7 +9,8 @@ struct EmitShared : BlockShared {
   ChainSequence sequence;
   Emission emission;
   Residual residual;
-  bool scans, last;
+  bool scans;
+  Arrival arrival;
 };
 // With filters the candidates follow.
 struct FilteredEmitShared : EmitShared {
@@ -22,21 +23,16 @@ __forceinline__ __device__ bool prepares(const ChainSequence& s, const Emission&
 }
 
 // Draws from P. For the whole block.
-inline __device__ int64_t draw_target(BlockGroup& block, const ChainJob& job,
+inline __device__ int64_t draw_target(ThreadBlock& block, const ChainJob& job,
                                       const ChainSequence& s, int64_t i, double u) {
   if (s.direct) return draw_scanned(block, shared_memory<EmitShared>()->residual, false, u);
   const int64_t slot = job.target_slot(s.b, i);
-  const RowSummary& row = job.summaries[slot];
-  if (row.listed < 0) {
-    return draw_from_row(block, target_row(job.p, s, i), job.tile_stats[slot], row.stats, u);
-  }
-  Candidates& c = shared_memory<FilteredEmitShared>()->candidates;
-  load_list(job.list(s.b, i), row.listed, c);
-  return draw_listed(c, Listed(block, c, row.stats).weigh(), job.p.vocab, u);
+  return draw_measured(block, target_row(job.p, s, i), job.summaries[slot], job.tile_stats[slot],
+                       job.list(s.b, i), &shared_memory<FilteredEmitShared>()->candidates, u);
 }
 
 // Draws the token of an emission whose sums are complete; -1 if there is none. For the whole block.
-inline __device__ int64_t draw(BlockGroup& block, const ChainJob& job, EmitShared& s) {
+inline __device__ int64_t draw(ThreadBlock& block, const ChainJob& job, EmitShared& s) {
   const ChainSequence& q = s.sequence;
   const Residual& r = s.residual;
   const int64_t i = s.emission.accepted;
@@ -68,7 +64,7 @@ inline __device__ int64_t draw(BlockGroup& block, const ChainJob& job, EmitShare
 }
 
 // Writes the emitted token, the number of accepted drafts and the status. For the whole block.
-inline __device__ void emit(BlockGroup& block, const ChainJob& job, EmitShared& s) {
+inline __device__ void emit(ThreadBlock& block, const ChainJob& job, EmitShared& s) {
   const ChainParams& p = job.p;
   const ChainSequence& q = s.sequence;
   const Emission& e = s.emission;
@@ -123,7 +119,7 @@ inline __device__ void clear_outputs(const ChainParams& p, int64_t b) {
 __global__ void __launch_bounds__(kThreads, kDecideBlocks)
     decide_kernel(const __grid_constant__ ChainJob job) {
   auto& s = *shared_memory<EmitShared>();
-  BlockGroup block = {&s, 0};
+  ThreadBlock block(s);
   const ChainParams& p = job.p;
   const int64_t b = blockIdx.x / static_cast<unsigned>(job.splits);
   const auto split = static_cast<int>(blockIdx.x % static_cast<unsigned>(job.splits));
@@ -150,10 +146,7 @@ __global__ void __launch_bounds__(kThreads, kDecideBlocks)
   __syncthreads();
   if (s.scans) {
     scan(s.residual, split * kWarps + warp_id(), step);
-    __syncthreads();
-    if (thread_id() == 0) s.last = arrive(ticket, job.splits, false).last;
-    __syncthreads();
-    if (!s.last) return;
+    if (!arrive(s.arrival, ticket, job.splits, false).last) return;
   } else if (split != 0) {
     return;
   }

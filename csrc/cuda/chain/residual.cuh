@@ -152,7 +152,7 @@ __forceinline__ __device__ void scan(const Residual& r, int first, int step) {
 }
 
 // The mass of Q beyond the target's vocabulary; NaN if the draft row is not valid there.
-inline __device__ double mass_beyond(BlockGroup& block, const Residual& r) {
+inline __device__ double mass_beyond(ThreadBlock& block, const Residual& r) {
   const DraftDistribution& d = r.draft;
   if (d.form == DraftForm::kOneHot) return d.token >= r.row.vocab ? 1 : 0;
   if (d.form == DraftForm::kSparse) {
@@ -172,7 +172,7 @@ inline __device__ double mass_beyond(BlockGroup& block, const Residual& r) {
 }
 
 // What the scan has found, for the whole block.
-inline __device__ BlockSums sum_residual(BlockGroup& block, const Residual& r) {
+inline __device__ BlockSums sum_residual(ThreadBlock& block, const Residual& r) {
   const int64_t tiles = r.row.warp_tiles();
   BlockSums out = {0, 0, true, true};
   if (r.only_draft) {
@@ -194,14 +194,14 @@ inline __device__ BlockSums sum_residual(BlockGroup& block, const Residual& r) {
   return out;
 }
 
-inline __device__ BlockSums sum_residual_of_few(BlockGroup& block, const Residual& r) {
+inline __device__ BlockSums sum_residual_of_few(ThreadBlock& block, const Residual& r) {
   BlockSums out = {0, 0, true, true};
   sum_residual_of_few(block, r.draft, r.row, r.stats, r.scaled.c, out.positive, out.negative);
   return out;
 }
 
 // Draws from the sums of a row that was scanned: from the residual, or from P of a direct row.
-inline __device__ int64_t draw_scanned(BlockGroup& block, const Residual& r, bool residual,
+inline __device__ int64_t draw_scanned(ThreadBlock& block, const Residual& r, bool residual,
                                        double u) {
   const TileStats& tile_stats = r.sums[residual ? ChainJob::kPositive : ChainJob::kDirect];
   const int64_t tiles = r.row.warp_tiles();
@@ -212,9 +212,7 @@ inline __device__ int64_t draw_scanned(BlockGroup& block, const Residual& r, boo
   const int64_t warp_tile = masses.choose(block, u, rest);
   float values[kPerLane];
   read_residual(r, warp_tile, residual, values, [](auto&) {});
-  const float inverse = inverse_scale(tile_stats.maxima[warp_tile]);
-#pragma unroll
-  for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
+  scale_down(values, tile_stats.maxima[warp_tile]);
   return warp_tile * kWarpTile + warp_tile_pick(values, r.row.wide(), rest);
 }
 
@@ -233,20 +231,9 @@ inline __device__ float subtract_at(const Residual& r, int64_t token, float p) {
   return __fmaf_rn(d.weight(at(d.row, column)), -(d.weight_scale() * r.lenience), p);
 }
 
-// Makes the survivors of a row the candidates. For the whole block.
-inline __device__ void load_list(const Survivor* list, int32_t listed, Candidates& c) {
-  if (thread_id() == 0) c.count = static_cast<uint32_t>(listed);
-  for (int i = thread_id(); i < listed; i += kThreads) {
-    const Survivor survivor = list[i];
-    c.keys[i] = ordered_key(survivor.value);
-    c.ids[i] = survivor.id;
-  }
-  __syncthreads();
-}
-
 // Draws from the residual among the survivors; -1 if none of them has any, and then the candidates
 // are still the survivors.
-inline __device__ int64_t draw_residual_listed(BlockGroup& block, const Residual& r, Candidates& c,
+inline __device__ int64_t draw_residual_listed(ThreadBlock& block, const Residual& r, Candidates& c,
                                                double u) {
   const auto n = static_cast<int>(c.count);
   float mine = 0;

@@ -28,31 +28,18 @@ bool filters(const ChainParams& p) {
 // Lays the arrays of a call out in its workspace; returns their size.
 int64_t lay_out(ChainJob& job, char* workspace) {
   const ChainParams& p = job.p;
-  int64_t at = 0;
-  const auto take = [&](int64_t bytes) {
-    char* const memory = workspace + at;
-    at += (bytes + 63) / 64 * 64;
-    return memory;
-  };
-  const auto array = [&](auto*& out, int64_t number) {
-    out = reinterpret_cast<std::remove_reference_t<decltype(out)>>(
-        take(number * static_cast<int64_t>(sizeof *out)));
-  };
-  const auto statistics = [&](int64_t number, bool has_best) {
-    const int64_t tiles = warp_tiles_of(p);
-    return TileStatsArray{take(number * TileStatsArray::bytes(tiles, has_best)), tiles, has_best};
-  };
   const bool block = p.rule == Rule::kBlock;
-  array(job.summaries, p.batch * job.rows());
-  array(job.words, p.batch * job.words_of_sequence());
-  array(job.lists, filters(p) ? p.batch * (p.gamma + 1) * most_listed(p.vocab) : 0);
-  if (!filters(p)) job.lists = nullptr;
-  job.tile_stats = statistics(p.batch * job.rows(), needs_best(p));
-  job.sums = statistics(p.batch * job.residuals() * ChainJob::kSums, false);
-  array(job.block_sums, block ? p.batch * p.gamma : 0);
-  array(job.block_drafts, block ? p.batch * (p.gamma + 1) : 0);
-  array(job.block_ends, block ? p.batch : 0);
-  return at;
+  Layout layout(workspace);
+  layout.array(job.summaries, p.batch * job.rows());
+  layout.array(job.words, p.batch * job.words_of_sequence());
+  layout.array(job.lists, filters(p) ? p.batch * (p.gamma + 1) * most_listed(p.vocab) : 0);
+  job.tile_stats = layout.statistics(p.batch * job.rows(), warp_tiles_of(p), needs_best(p));
+  job.sums =
+      layout.statistics(p.batch * job.residuals() * ChainJob::kSums, warp_tiles_of(p), false);
+  layout.array(job.block_sums, block ? p.batch * p.gamma : 0);
+  layout.array(job.block_drafts, block ? p.batch * (p.gamma + 1) : 0);
+  layout.array(job.block_ends, block ? p.batch : 0);
+  return layout.bytes();
 }
 
 ChainJob job_of(const ChainParams& p) {
@@ -66,10 +53,9 @@ ChainJob job_of(const ChainParams& p) {
 
 }  // namespace
 
-// One cache line more, because a caller's memory may begin anywhere.
 int64_t workspace_bytes(const ChainParams& p) {
   ChainJob job = job_of(p);
-  return lay_out(job, nullptr) + 64;
+  return lay_out(job, nullptr);
 }
 
 int verify_chain(const ChainParams& p, void* workspace, void* stream) {
@@ -78,8 +64,7 @@ int verify_chain(const ChainParams& p, void* workspace, void* stream) {
   cudaError_t status = multiprocessors(&processors);
   if (status != cudaSuccess) return status;
   ChainJob job = job_of(p);
-  auto* const memory = static_cast<char*>(workspace);
-  lay_out(job, memory + (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64);
+  lay_out(job, static_cast<char*>(workspace));
   job.launch_id = next_launch_id();
   const int64_t tiles = warp_tiles_of(p);
   const auto launch = [&](void (*kernel)(ChainJob), int64_t units, size_t shared) {

@@ -1,7 +1,7 @@
 // The op ngram_propose on CUDA devices.
 #include <algorithm>
 
-#include "cuda/block_group.cuh"
+#include "cuda/thread_block.cuh"
 #include "specdec/ngram_propose.h"
 
 namespace specdec::cuda {
@@ -38,10 +38,10 @@ __device__ uint64_t best_match(const NgramProposeParams& p, int64_t b, int64_t l
 // those before an end that matches: at least 8 bytes (int64) a token. docs/design/cuda.md says why
 // latency should bound a launch.
 __global__ void __launch_bounds__(kThreads) ngram_propose_kernel(const NgramProposeParams p) {
-  BlockGroup group = BlockGroup::mine();
+  ThreadBlock block(*shared_memory<BlockShared>());
   for (int64_t b = blockIdx.x; b < p.batch; b += gridDim.x) {
     const int64_t length = text_length(p, b);
-    const NgramCopy copy(p, length, group.max(best_match(p, b, length)));
+    const NgramCopy copy(p, length, block.max(best_match(p, b, length)));
     for (int64_t i = thread_id(); i < p.gamma; i += kThreads) {
       p.tokens.set(b * p.gamma + i, copy.token(p, b, i));
     }
@@ -56,7 +56,7 @@ int ngram_propose(const NgramProposeParams& p, void* stream) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(std::min(p.batch, kMaxBlocks)));
   config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = sizeof(Shared);
+  config.dynamicSmemBytes = sizeof(BlockShared);
   config.stream = static_cast<cudaStream_t>(stream);
   return cudaLaunchKernelEx(&config, ngram_propose_kernel, p);
 }

@@ -1,8 +1,7 @@
 #pragma once
 // One row, a vector of V logits or probabilities: its statistics under the sampling parameters of
-// its sequence, and draws from the distribution that they describe. A group computes statistics of
-// each warp tile into global memory; then every block reads all of these and computes the same row
-// statistics by itself.
+// its sequence, and draws from the distribution that they describe. Blocks compute statistics of
+// each warp tile into global memory; then one block computes the row statistics from these.
 //   row statistics   maximum, threshold and sum of exponentials: with them an entry of the row has
 //                    a probability, so that the row is never copied or normalised
 //   survivors        the tokens that top-k, top-p and min-p leave
@@ -67,19 +66,7 @@ struct RowStats {
   __device__ double logprob(float l) const {
     return one_hot && l >= threshold ? 0.0 : entry_logprob(*this, l);
   }
-  // The entropy of P, from the sum of what `weigh_entropy` gives.
-  __device__ double entropy(double sum) const { return log_sum + inv_t * sum * exp_of(-log_sum); }
 };
-
-// Turns the logits l of a warp tile into exp((l - max) * inv_t) * (max - l).
-inline __device__ void weigh_entropy(float (&values)[kPerLane], const RowStats& stats) {
-  const WeightParams weight_params{stats.max, rate_of(stats.inv_t), stats.threshold};
-#pragma unroll
-  for (int j = 0; j < kPerLane; ++j) {
-    const float w = weight_params.weight(values[j]);
-    values[j] = w > 0 ? w * (stats.max - values[j]) : 0.0f;
-  }
-}
 
 // The mass of non-negative weights in integer units. `top` is their maximum and becomes their
 // scale, or NaN if it is not finite.
@@ -90,6 +77,13 @@ inline __device__ int64_t linear_units(const float (&w)[kPerLane], bool wide, fl
   }
   top = scale_of(top);
   return warp_mass(lane_units(w, wide, inverse_scale(top)));
+}
+
+// Turns weights into units of their scale, for `warp_tile_pick`.
+inline __device__ void scale_down(float (&values)[kPerLane], float scale) {
+  const float inverse = inverse_scale(scale);
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
 }
 
 // The warp tiles of a thread, where each thread of a block has a run of them, and the statistics of
@@ -117,7 +111,7 @@ struct TileRun {
   }
 
   // The maximum of the row, or its largest scale; NaN if one tile has NaN.
-  __device__ float largest(BlockGroup& group, const TileStats& tile_stats) const {
+  __device__ float largest(ThreadBlock& block, const TileStats& tile_stats) const {
     uint32_t best = 0;
     const auto add = [&](float max) {
       const uint32_t key = ordered_key(max);
@@ -126,7 +120,7 @@ struct TileRun {
     for (const float max : maxima) add(max);
 #pragma unroll 1
     for (int i = begin + kLoaded; i < end; ++i) add(tile_stats.maxima[i]);
-    return from_ordered_key(group.max_key(best));
+    return from_ordered_key(block.max_key(best));
   }
 };
 
@@ -205,12 +199,12 @@ class WarpTileScale {
 class WarpTileMasses {
  public:
   // `max` as for WarpTileScale.
-  __device__ WarpTileMasses(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles,
+  __device__ WarpTileMasses(ThreadBlock& block, const TileStats& tile_stats, int64_t warp_tiles,
                             const TileRun& run, float max, float inv_t, bool linear = false)
       : scale_(tile_stats, warp_tiles, max, inv_t, linear),
         begin_(run.begin),
         mine_(scale_.mass_of(run)) {
-    before_ = group.sum_before(mine_, total_);
+    before_ = block.sum_before(mine_, total_);
   }
 
   __device__ bool any() const { return total_ > 0; }
@@ -221,7 +215,7 @@ class WarpTileMasses {
   // The warp tile in which the running mass passes u times the total; `rest` becomes the mass
   // between the start of this tile and that point, in the units of the tile. A u outside [0, 1)
   // counts as the nearest one inside, NaN as the largest: otherwise no thread would find its tile.
-  __device__ int64_t choose(const BlockGroup& group, double u, int64_t& rest) const {
+  __device__ int64_t choose(const ThreadBlock& block, double u, int64_t& rest) const {
     const auto total = static_cast<double>(total_);
     const double point = u * total;
     int64_t target = point < total ? static_cast<int64_t>(fmax(point, 0.0)) : total_;
@@ -235,12 +229,12 @@ class WarpTileMasses {
         if (running + mass > target) break;
         running += mass;
       }
-      group.shared->broadcast[0] = i;
-      group.shared->broadcast[1] = (target - running) << scale_.shift_of(i);
+      block.broadcast()[0] = i;
+      block.broadcast()[1] = (target - running) << scale_.shift_of(i);
     }
     __syncthreads();
-    rest = group.shared->broadcast[1];
-    const int64_t chosen = group.shared->broadcast[0];
+    rest = block.broadcast()[1];
+    const int64_t chosen = block.broadcast()[0];
     __syncthreads();
     return chosen;
   }
@@ -252,10 +246,10 @@ class WarpTileMasses {
 };
 
 // Statistics of a row before any filter, except log_sum. Temperature 0 leaves only the maximum.
-inline __device__ RowStats row_stats_of(BlockGroup& group, const TileStats& tile_stats,
+inline __device__ RowStats row_stats_of(ThreadBlock& block, const TileStats& tile_stats,
                                         const TileRun& run, float temperature) {
   RowStats stats = {};
-  stats.max = run.largest(group, tile_stats);
+  stats.max = run.largest(block, tile_stats);
   stats.inv_t = inverse_temperature(temperature);
   stats.one_hot = temperature == 0;
   stats.threshold = stats.one_hot ? stats.max : -INFINITY;
@@ -265,7 +259,7 @@ inline __device__ RowStats row_stats_of(BlockGroup& group, const TileStats& tile
 
 // Gumbel-max sampling: the token with the best score, the lowest id among equals. The score of a
 // tile is relative to its own maximum.
-inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& tile_stats,
+inline __device__ int64_t gumbel_winner(ThreadBlock& block, const TileStats& tile_stats,
                                         int64_t warp_tiles, const RowStats& stats) {
   double best = 0;
   int64_t winner = 0;
@@ -278,22 +272,22 @@ inline __device__ int64_t gumbel_winner(BlockGroup& group, const TileStats& tile
     best = score;
     winner = i;
   }
-  const uint64_t high = group.max(bits_as<uint64_t>(best));
+  const uint64_t high = block.max(bits_as<uint64_t>(best));
   const bool mine = best > 0 && bits_as<uint64_t>(best) == high;
-  winner = static_cast<int64_t>(group.min(mine ? static_cast<uint64_t>(winner) : ~uint64_t{0}));
+  winner = static_cast<int64_t>(block.min(mine ? static_cast<uint64_t>(winner) : ~uint64_t{0}));
   return winner * kWarpTile + index_of(tile_stats.best[winner]);
 }
 
 // Lowest id of the maximum.
-inline __device__ int64_t argmax(BlockGroup& group, const TileStats& tile_stats, int64_t warp_tiles,
-                                 float max) {
+inline __device__ int64_t argmax(ThreadBlock& block, const TileStats& tile_stats,
+                                 int64_t warp_tiles, float max) {
   uint32_t first = ~0u;
   for (auto i = static_cast<uint32_t>(thread_id()); i < warp_tiles; i += kThreads) {
     if (tile_stats.maxima[i] != max) continue;
     first = i;
     break;
   }
-  const uint32_t warp_tile = ~group.max_key(~first);
+  const uint32_t warp_tile = ~block.max_key(~first);
   return int64_t{warp_tile} * kWarpTile + index_of(tile_stats.best[warp_tile]);
 }
 

@@ -93,7 +93,7 @@ inline __device__ RowView row_of(const DraftParams& source, int64_t b, int64_t r
 
 // Opens row `row` of sequence b, or of all sequences if the source is flat, and looks up the
 // drafted token x; but rows of logits must be measured first, and a sparse draft is looked up by
-// the whole block. `statistic` is the index of the row in source.logsumexp and source.threshold.
+// `look_up_sparse`. `statistic` is the index of the row in source.logsumexp and source.threshold.
 // For one thread.
 inline __device__ void open_draft(const DraftParams& source, int64_t b, int64_t row,
                                   int64_t statistic, int64_t x, float temperature,
@@ -124,28 +124,7 @@ inline __device__ void open_draft(const DraftParams& source, int64_t b, int64_t 
 }
 
 // Looks up the drafted token in a sparse draft, where equal ids add up, and checks all its
-// probabilities. For the whole block.
-inline __device__ void look_up_sparse(BlockGroup& group, DraftDistribution& d) {
-  double mass = 0;
-  int64_t faults = 0;
-  for (int64_t k = thread_id(); k < d.row.vocab; k += kThreads) {
-    const int64_t id = d.id(k);
-    if (id < 0) continue;
-    const float value = at(d.row, k);
-    faults += !(value < INFINITY);
-    if (id == d.token) mass += static_cast<double>(value);
-  }
-  mass = group.sum(mass);
-  faults = group.sum(faults);
-  if (thread_id() == 0) {
-    d.invalid_at_token = faults > 0;
-    d.q_x = mass;
-    d.log_q_x = log_of(mass);
-  }
-  __syncthreads();
-}
-
-// The same by one thread, in the order of the ids.
+// probabilities. For one thread.
 inline __device__ void look_up_sparse(DraftDistribution& d) {
   double mass = 0;
 #pragma unroll 4

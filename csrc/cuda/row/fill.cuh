@@ -49,12 +49,6 @@ __forceinline__ __device__ int fill_masses(const void* row, int whole_tiles, int
   return warp_tile;
 }
 
-// Of the warps that share a row: all, or if `beside_another` half of each block, every other one;
-// the other half then works on another row.
-inline __device__ int share_of_warps(int64_t warps, bool beside_another) {
-  return static_cast<int>(beside_another ? warps >> 1 : warps);
-}
-
 // A row whose tile statistics are computed, or one split of it. It lies in shared memory and is
 // read again when needed, because the loops need the registers.
 struct RowFill {
@@ -64,23 +58,16 @@ struct RowFill {
   Want want;
   GumbelNoise noise;
   int split, splits;
-  bool beside_another = false;
 
   // The first warp tile of this warp, and the step to its next one.
-  __device__ int first_warp_tile(const BlockGroup& group) const {
-    return share_of_warps(group.first_warp_tile(split), beside_another);
-  }
-  __device__ int step(const BlockGroup& group) const {
-    return share_of_warps(group.warp_tile_step(splits), beside_another);
-  }
+  __device__ int first_warp_tile() const { return split * kWarps + warp_id(); }
+  __device__ int step() const { return splits * kWarps; }
 };
 
-// Computes the tile statistics of the row's warp tiles from `warp_tile` on. `gumbel` says whether
-// the noise may be wanted.
+// Computes the tile statistics of the row's warp tiles from `warp_tile` on.
 template <class Reads>
-inline __device__ void fill_any(const BlockGroup& group, const RowFill& fill, bool gumbel,
-                                int warp_tile) {
-  for (; warp_tile < fill.row.warp_tiles(); warp_tile += fill.step(group)) {
+inline SPECDEC_NOINLINE __device__ void fill_any(const RowFill& fill, int warp_tile) {
+  for (; warp_tile < fill.row.warp_tiles(); warp_tile += fill.step()) {
     const bool wide = fill.row.wide();
     TileValues tile = call_read_warp_tile<Reads>(fill.row, warp_tile);
     float (&values)[kPerLane] = tile.values;
@@ -100,7 +87,7 @@ inline __device__ void fill_any(const BlockGroup& group, const RowFill& fill, bo
     } else if (is_finite(top)) {
       weigh_tile(values, top, fill.rate);
       units = warp_mass(lane_units(values, wide));
-      if (gumbel && fill.want == Want::kGumbel) {
+      if (fill.want == Want::kGumbel) {
         best = warp_tile_gumbel(values, wide, warp_tile, fill.noise);
       }
     }
@@ -113,14 +100,12 @@ inline __device__ void fill_any(const BlockGroup& group, const RowFill& fill, bo
   }
 }
 
-// Computes the tile statistics of a row, or of one split of it. `gumbel` says whether the noise may
-// be wanted.
+// Computes the tile statistics of a row, or of one split of it.
 template <class Reads>
-inline __device__ void fill_tile_stats(const BlockGroup& group, const RowFill& fill,
-                                       bool gumbel = true) {
+inline __device__ void fill_tile_stats(const RowFill& fill) {
   const RowView& row = fill.row;
-  const int step = fill.step(group);
-  int warp_tile = fill.first_warp_tile(group);
+  const int step = fill.step();
+  int warp_tile = fill.first_warp_tile();
   if (fill.want == Want::kMass && Reads::of(row.read) == Read::kLogits) {
     // The loads of a tile at another address end beyond it, and must not end beyond the row.
     const int64_t loaded = row.vocab - (row.aligned() ? 0 : kBeyondTile);
@@ -142,7 +127,7 @@ inline __device__ void fill_tile_stats(const BlockGroup& group, const RowFill& f
       whole(DTypeOf<DType::kFloat32>(), aligned);
     }
   }
-  fill_any<Reads>(group, fill, gumbel, warp_tile);
+  fill_any<Reads>(fill, warp_tile);
 }
 
 }  // namespace specdec::cuda

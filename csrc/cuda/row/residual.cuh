@@ -20,13 +20,6 @@ __forceinline__ __device__ RowView target_row(const VerifyParams& p, const Seque
   return RowView(p.target, at.sequence, at.row, p.vocab, read);
 }
 
-// Writes entry `at` of accept_probs; only the first block of a group does.
-__forceinline__ __device__ void record_accept_prob(const VerifyParams& p, unsigned rank, int64_t at,
-                                                   double probability) {
-  if (rank != 0 || p.accept_probs == nullptr) return;
-  p.accept_probs[at] = recorded_accept_prob(probability);
-}
-
 // Turns entries of a target row into cP. It is made once a row, because the normalisation takes an
 // exponential in float64.
 struct ScaledTarget {
@@ -205,16 +198,16 @@ inline __device__ void sum_beyond(int64_t first, int64_t step, const DraftDistri
 
 // The sum over the row of the values stored; NaN if a warp tile was not valid, else infinite if its
 // sum was.
-inline __device__ double stored_sum(BlockGroup& group, const TileStats& tile_stats,
+inline __device__ double stored_sum(ThreadBlock& block, const TileStats& tile_stats,
                                     int64_t warp_tiles) {
   const TileRun run(tile_stats, warp_tiles);
-  const float max = run.largest(group, tile_stats);
-  return WarpTileMasses(group, tile_stats, warp_tiles, run, max, 1.0f, true).sum();
+  const float max = run.largest(block, tile_stats);
+  return WarpTileMasses(block, tile_stats, warp_tiles, run, max, 1.0f, true).sum();
 }
 
 // Sums of max(cP - Q, 0) and max(Q - cP, 0) for a draft that lists its tokens. P is read at these
 // alone, because elsewhere Q is 0. For the whole block.
-inline __device__ void sum_residual_of_few(BlockGroup& group, const DraftDistribution& d,
+inline __device__ void sum_residual_of_few(ThreadBlock& block, const DraftDistribution& d,
                                            const RowView& row, const RowStats& stats, double c,
                                            double& positive_out, double& negative_out) {
   const bool one_hot = d.form == DraftForm::kOneHot;
@@ -236,9 +229,9 @@ inline __device__ void sum_residual_of_few(BlockGroup& group, const DraftDistrib
     positive += fmax(gap, 0.0);
     negative += fmax(-gap, 0.0);
   }
-  positive = group.sum(positive);
-  negative = group.sum(negative);
-  covered = group.sum(covered);
+  positive = block.sum(positive);
+  negative = block.sum(negative);
+  covered = block.sum(covered);
   if (thread_id() != 0) return;
   positive_out = positive + c * fmax(0.0, 1 - covered);
   negative_out = negative;

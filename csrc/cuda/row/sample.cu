@@ -19,7 +19,7 @@ struct SampleJob {
 struct SampleShared : BlockShared {
   RowTask task;
   RowSummary summary;
-  bool last;
+  Arrival arrival;
 };
 // With filters the candidates follow.
 struct FilteredShared : SampleShared {
@@ -36,7 +36,7 @@ __device__ void write(const SampleParams& p, int64_t r, int64_t token, const Row
 }
 
 // Draws from a row whose tile statistics are complete.
-__device__ void finish(BlockGroup& block, const SampleJob& job, int64_t r, SampleShared& s) {
+__device__ void finish(ThreadBlock& block, const SampleJob& job, int64_t r, SampleShared& s) {
   Candidates* const candidates = &shared_memory<FilteredShared>()->candidates;
   const RowTask& t = s.task;
   const RowSummary& row = s.summary;
@@ -60,7 +60,7 @@ __device__ void finish(BlockGroup& block, const SampleJob& job, int64_t r, Sampl
 __global__ void __launch_bounds__(kThreads, kBlocksWithFewRegisters)
     sample_kernel(const __grid_constant__ SampleJob job) {
   auto& s = *shared_memory<SampleShared>();
-  BlockGroup block = {&s, 0};
+  ThreadBlock block(s);
   const int64_t r = blockIdx.x / static_cast<unsigned>(job.splits);
   const auto split = static_cast<int>(blockIdx.x % static_cast<unsigned>(job.splits));
   if (thread_id() == 0) {
@@ -78,39 +78,39 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithFewRegisters)
     if (split == 0 && thread_id() == 0) write(job.p, r, -1, {}, 0, kBadParameter);
     return;
   }
-  fill_tile_stats<KnownRead<Read::kLogits>>(block, s.task);
-  __syncthreads();
-  if (thread_id() == 0) s.last = arrive(job.tickets + r, job.splits, false).last;
-  __syncthreads();
-  if (s.last) finish(block, job, r, s);
+  fill_tile_stats<KnownRead<Read::kLogits>>(s.task);
+  if (!arrive(s.arrival, job.tickets + r, job.splits, false).last) return;
+  finish(block, job, r, s);
 }
 
-struct SampleLayout {
-  int64_t tile_stats, bytes;
-
-  explicit SampleLayout(const SampleParams& p)
-      : tile_stats(round_up(p.num_rows * 8)),
-        bytes(tile_stats + p.num_rows * TileStatsArray::bytes(warp_tiles_of(p.vocab),
-                                                              needs_best(p.sampling, p.gumbel))) {}
-};
+// Lays the arrays of a call out in its workspace; returns their size.
+int64_t lay_out(SampleJob& job, char* workspace) {
+  const SampleParams& p = job.p;
+  Layout layout(workspace);
+  layout.array(job.tickets, p.num_rows);
+  job.tile_stats =
+      layout.statistics(p.num_rows, warp_tiles_of(p.vocab), needs_best(p.sampling, p.gumbel));
+  return layout.bytes();
+}
 
 }  // namespace
 
-int64_t workspace_bytes(const SampleParams& p) { return SampleLayout(p).bytes; }
+int64_t workspace_bytes(const SampleParams& p) {
+  SampleJob job = {};
+  job.p = p;
+  return lay_out(job, nullptr);
+}
 
 int sample(const SampleParams& p, void* workspace, void* stream) {
   if (p.num_rows == 0) return cudaSuccess;
   int processors = 0;
   const cudaError_t status = multiprocessors(&processors);
   if (status != cudaSuccess) return status;
-  const int64_t tiles = warp_tiles_of(p.vocab);
-  auto* const memory = static_cast<char*>(workspace);
-  const SampleJob job = {
-      p,
-      {memory + SampleLayout(p).tile_stats, tiles, needs_best(p.sampling, p.gumbel)},
-      reinterpret_cast<unsigned long long*>(memory),
-      next_launch_id(),
-      splits_of(processors, p.num_rows, tiles)};
+  SampleJob job = {};
+  job.p = p;
+  lay_out(job, static_cast<char*>(workspace));
+  job.launch_id = next_launch_id();
+  job.splits = splits_of(processors, p.num_rows, warp_tiles_of(p.vocab));
   const size_t shared =
       may_filter(p.sampling, p.vocab) ? sizeof(FilteredShared) : sizeof(SampleShared);
   return launch_blocks(sample_kernel, job, p.num_rows * job.splits, shared, stream);

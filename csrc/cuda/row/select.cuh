@@ -110,7 +110,7 @@ struct RowTask : RowFill {
 class Selection {
  public:
   // All arguments lie in shared memory.
-  __device__ Selection(BlockGroup& block, Candidates& candidates, const RowTask& task,
+  __device__ Selection(ThreadBlock& block, Candidates& candidates, const RowTask& task,
                        const RowStats& stats)
       : block_(block),
         c_(candidates),
@@ -337,7 +337,7 @@ class Selection {
         exp2_fast((from_ordered_key(key) - stats_.max) * rate_of(stats_.inv_t)) * unit());
   }
 
-  BlockGroup& block_;
+  ThreadBlock& block_;
   Candidates& c_;
   const RowView& row_;
   const TileStats& tile_stats_;

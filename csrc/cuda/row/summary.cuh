@@ -25,7 +25,6 @@ inline __device__ void open_row(const RowView& row, const TileStats& tile_stats,
   t.noise = noise;
   t.split = split;
   t.splits = splits;
-  t.beside_another = false;
   t.params = params;
   t.list = nullptr;
   t.want_of_survivors = want;
@@ -36,7 +35,7 @@ inline __device__ void open_row(const RowView& row, const TileStats& tile_stats,
 class Listed {
  public:
   // After `Selection` has listed them.
-  __device__ Listed(BlockGroup& block, Candidates& candidates, const RowStats& stats)
+  __device__ Listed(ThreadBlock& block, Candidates& candidates, const RowStats& stats)
       : block_(block), c_(candidates), stats_(stats), n_(static_cast<int>(candidates.count)) {}
 
   // Turns values into masses relative to the maximum of the row; returns their sum.
@@ -95,7 +94,7 @@ class Listed {
   }
 
  private:
-  BlockGroup& block_;
+  ThreadBlock& block_;
   Candidates& c_;
   const RowStats& stats_;
   const int n_;
@@ -118,7 +117,7 @@ inline __device__ int64_t draw_listed(Candidates& c, int64_t total, int64_t voca
 
 // Makes the summary of a row whose tile statistics are complete, except `entry` and `found`. The
 // task and the summary lie in shared memory. For the whole block.
-inline __device__ void summarise(BlockGroup& block, const RowTask& t, Candidates* candidates,
+inline __device__ void summarise(ThreadBlock& block, const RowTask& t, Candidates* candidates,
                                  RowSummary& out) {
   const int64_t tiles = t.row.warp_tiles();
   {
@@ -160,26 +159,108 @@ inline __device__ void summarise(BlockGroup& block, const RowTask& t, Candidates
   }
   if (t.want_of_survivors == Want::kGumbel)
     token = gumbel_winner(block, t.tile_stats, tiles, stats);
+  const bool direct = t.want_of_survivors == Want::kLinear;
   const TileRun run(t.tile_stats, tiles);
-  const WarpTileMasses masses(block, t.tile_stats, tiles, run, stats.max, stats.inv_t);
+  const WarpTileMasses masses(block, t.tile_stats, tiles, run, stats.max, stats.inv_t, direct);
   if (thread_id() != 0) return;
   out.token = token;
+  out.stats.direct = direct;
   out.stats.valid = masses.any();
   out.stats.log_sum = masses.log_sum();
 }
 
+// The sum over a row of what `terms` makes of its values, in the tiles that reach `low`. Terms are
+// integers, so that no order changes the sum. For the whole block.
+template <class Terms>
+inline __device__ int64_t sum_of_row(ThreadBlock& block, const RowTask& t, float low,
+                                     const Terms& terms) {
+  int64_t mine = 0;
+  for_warp_tiles(t.tile_stats, t.row.warp_tiles(), low, [&](int warp_tile) {
+    const TileValues tile = call_read_warp_tile<AnyRead>(t.row, warp_tile);
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) mine += terms(tile.values[j]);
+  });
+  return block.sum(mine);
+}
+
+// The entropy of P: log sum exp plus the mean of (max - l) / T. For the whole block.
+inline __device__ double entropy(ThreadBlock& block, const RowTask& t, const RowStats& stats) {
+  const int bits = 62 - ceil_log2(t.row.vocab);
+  const auto unit = static_cast<float>(int64_t{1} << (bits < 48 ? bits : 48));
+  const WeightParams weights = {stats.max, rate_of(stats.inv_t), stats.threshold};
+  const int64_t sum = sum_of_row(block, t, stats.threshold, [&](float l) {
+    const float w = weights.weight(l);
+    // At most .54.
+    return w > 0 ? static_cast<int64_t>(w * ((stats.max - l) * weights.rate) * unit) : 0;
+  });
+  return stats.log_sum + M_LN2 * (static_cast<double>(sum) / unit) * exp_of(-stats.log_sum);
+}
+
+inline __device__ int64_t count_above(ThreadBlock& block, const RowTask& t, float value) {
+  return sum_of_row(block, t, value, [&](float l) { return int64_t{l > value}; });
+}
+
+// What a block measures: row i of a sequence, or the draft of its token, and which split of it.
+struct RowUnit {
+  int64_t b, i;
+  bool is_draft;
+  int split;
+};
+
+// The unit of this block, from its place in the grid: rows 0 of all sequences come first, each
+// beside its draft, and the last of the `rows` target rows, which have none, at the end.
+inline __device__ RowUnit own_unit(int64_t batch, int64_t rows, bool targets, bool drafts,
+                                   int splits) {
+  const unsigned unit = blockIdx.x / static_cast<unsigned>(splits);
+  const unsigned kinds = (targets ? 1 : 0) + (drafts ? 1 : 0),
+                 sequences = static_cast<unsigned>(batch);
+  const unsigned of_drafts = static_cast<unsigned>(rows - 1) * sequences * kinds;
+  const bool last = unit >= of_drafts;
+  const unsigned in_order = last ? unit - of_drafts : unit / kinds;
+  return {in_order % sequences, last ? rows - 1 : in_order / sequences,
+          !last && (!targets || unit % kinds == 1),
+          static_cast<int>(blockIdx.x % static_cast<unsigned>(splits))};
+}
+
 // Draws from a row by its tile statistics. For the whole block.
-inline __device__ int64_t draw_from_row(BlockGroup& block, const RowView& row,
+inline __device__ int64_t draw_from_row(ThreadBlock& block, const RowView& row,
                                         const TileStats& tile_stats, const RowStats& stats,
                                         double u) {
   const int64_t tiles = row.warp_tiles();
   const TileRun run(tile_stats, tiles);
-  const WarpTileMasses masses(block, tile_stats, tiles, run, stats.max, stats.inv_t);
+  const WarpTileMasses masses(block, tile_stats, tiles, run, stats.max, stats.inv_t, stats.direct);
   int64_t rest;
   const int64_t warp_tile = masses.choose(block, u, rest);
   TileValues tile = call_read_warp_tile<AnyRead>(row, warp_tile);
-  weigh_tile(tile.values, tile_stats.maxima[warp_tile], rate_of(stats.inv_t), stats.threshold);
+  const float max = tile_stats.maxima[warp_tile];
+  if (stats.direct) {
+    scale_down(tile.values, max);
+  } else {
+    weigh_tile(tile.values, max, rate_of(stats.inv_t), stats.threshold);
+  }
   return warp_tile * kWarpTile + warp_tile_pick(tile.values, row.wide(), rest);
+}
+
+// Makes the survivors of a row the candidates. For the whole block.
+inline __device__ void load_list(const Survivor* list, int32_t listed, Candidates& c) {
+  if (thread_id() == 0) c.count = static_cast<uint32_t>(listed);
+  for (int i = thread_id(); i < listed; i += kThreads) {
+    const Survivor survivor = list[i];
+    c.keys[i] = ordered_key(survivor.value);
+    c.ids[i] = survivor.id;
+  }
+  __syncthreads();
+}
+
+// Draws from the P that a launch of rows has measured: `row` is that row, `list` its survivors. For
+// the whole block.
+inline __device__ int64_t draw_measured(ThreadBlock& block, const RowView& row,
+                                        const RowSummary& summary, const TileStats& tile_stats,
+                                        const Survivor* list, Candidates* candidates, double u) {
+  if (summary.listed < 0) return draw_from_row(block, row, tile_stats, summary.stats, u);
+  load_list(list, summary.listed, *candidates);
+  const int64_t total = Listed(block, *candidates, summary.stats).weigh();
+  return draw_listed(*candidates, total, row.vocab, u);
 }
 
 }  // namespace specdec::cuda

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "cuda/block_group.cuh"
+#include "cuda/thread_block.cuh"
 #include "specdec/host_device.h"
 #include "specdec/math.h"
 #include "specdec/sampling.h"

@@ -1,252 +1,243 @@
 #pragma once
 // Every rule but traversal: from the root down, each step accepts one child or emits the token that
 // ends the path. At temperature 0 every rule decides here, as rule greedy does.
-// specdec_kernels/reference/tree/verify_tree.py says the same without a state machine.
 #include "cuda/tree/k_seq.cuh"
 
 namespace specdec::cuda {
 
-class TopDownVerifier : public KSeqVerifier {
+class TopDown : KSeq {
  public:
-  using KSeqVerifier::KSeqVerifier;
+  using KSeq::KSeq;
 
-  __forceinline__ __device__ void begin() {
-    t_.node = kNone;
-    t_.depth = 0;
-    t_.state = TreeState::kEnterNode;
-    go_on();
-  }
-
-  // Decides until there is an action for all threads.
-  __forceinline__ __device__ void go_on() {
-    do {
-      t_.action = TreeAction::kContinue;
-      decide();
-    } while (t_.action == TreeAction::kContinue);
+  __device__ void run() {
+    int64_t node = kNone;
+    for (int64_t depth = 0;; ++depth) {
+      if (thread_id() == 0) s_.accepted = static_cast<int32_t>(depth);
+      if (ends_at(depth, node)) return;
+      one([&] { open_step(job_, node, depth, 1); });
+      const int64_t x = node < 0 ? 0 : p_.drafted(q_.b, node);
+      const int64_t children = t_.depth < p_.max_depth ? sets().gather(node < 0, x) : 0;
+      one([&] { t_.children = children; });
+      if (!t_.target.stats.valid) return report(kTargetInvalid);
+      const int64_t child = decide();
+      if (child == kNone) return emit(t_.token);
+      one([&] {
+        const int64_t token = p_.drafted(q_.b, child);
+        write(depth, child, token, target_logprob(token));
+      });
+      node = child;
+    }
   }
 
  private:
-  __forceinline__ __device__ void decide() {
-    switch (t_.state) {
-      case TreeState::kEnterNode:
-        return enter_node();
-      case TreeState::kTargetMeasured:
-        return choose_method();
-      case TreeState::kNextChild:
-        return next_trial();
-      case TreeState::kOpenDraft:
-        open_draft_of_child(k_seq() ? t_.first_draft : kNone);
-        return measure_draft(TreeState::kDraftMeasured);
-      case TreeState::kDraftMeasured:
-        return prepare_test();
-      case TreeState::kTest:
-        return go_to(accepts(t_.draft_scale) ? TreeState::kAcceptChild : TreeState::kReject);
-      case TreeState::kResidualRead:
-        return test_residual();
-      case TreeState::kReject:
-        return reject();
-      case TreeState::kAcceptChild:
-        return accept_child();
-      case TreeState::kSubtracted:
-        return subtracted();
-      case TreeState::kRemainingMass:
-        return test_last_of_top();
-      case TreeState::kOverlapsMeasured:
-        return search_factor();
-      case TreeState::kEntropyMeasured:
-        return compare_typical();
-      case TreeState::kChildrenCompared:
-        return children_compared();
-      case TreeState::kDrawn:
-        return drawn();
-      case TreeState::kEmit:
-        return emit(t_.token);
+  // The accepted child, or kNone: then the token that ends the path is t_.token.
+  __device__ int64_t decide() {
+    if (q_.greedy || p_.rule == TreeRule::kMatch) {
+      choose(t_.target.token);
+      return compare(1);
+    }
+    if (t_.children == 0) return ends_with(draw_target());
+    switch (p_.rule) {
+      case TreeRule::kTypical: {
+        const int64_t child = compare(1);
+        return child == kNone ? ends_with(draw_target()) : child;
+      }
+      case TreeRule::kTopKPlusOne:
+        return try_last_of_top();
+      case TreeRule::kKSeq:
+        return try_k_seq();
+      case TreeRule::kTargetOnly:
+        choose(draw_target());
+        return compare(1);
       default:
-        return draw(true);
+        return try_in_order();
     }
   }
 
-  __forceinline__ __device__ bool without_replacement() const {
-    return p_.rule == TreeRule::kMultiDraftWor;
+  // The token that the target chose, or that was drawn.
+  __device__ void choose(int64_t token) const {
+    one([&] { t_.token = token; });
   }
-  __forceinline__ __device__ bool k_seq() const { return p_.rule == TreeRule::kKSeq; }
-  __forceinline__ __device__ bool top_k() const { return p_.rule == TreeRule::kTopKPlusOne; }
-
-  __forceinline__ __device__ void enter_node() {
-    t_.accepted = static_cast<int32_t>(t_.depth);
-    if (ends_here()) return finish();
-    t_.gathers_children = t_.depth < p_.max_depth;
-    t_.num_children = 0;
-    t_.child = t_.trial = t_.last_tried = -1;
-    t_.target_scale = t_.residual_mass = t_.total_mass = 1;
-    t_.num_excluded = 0;
-    t_.scan = ScanKind::kResidual;
-    clear_drafts();
-    measure_target(TreeState::kTargetMeasured);
+  __device__ int64_t ends_with(int64_t token) {
+    choose(token);
+    return kNone;
   }
 
-  __forceinline__ __device__ void accept_child() {
-    t_.x = p_.drafted(t_.b, t_.child);
-    write(t_.depth, t_.child, t_.x, target_logprob(t_.x));
-    t_.node = t_.child;
-    ++t_.depth;
-    go_to(TreeState::kEnterNode);
-  }
-
-  __forceinline__ __device__ void choose_method() {
-    if (!t_.stats.valid) {
-      t_.status |= kTargetInvalid;
-      return finish();
+  // The child that holds t_.token; in rule typical the likeliest child above the bound. Records the
+  // acceptance probability of all distinct children but `tried`, which has its own already;
+  // `total_mass` is that of what t_.token was drawn from.
+  __device__ int64_t compare(double total_mass, int64_t tried = kNone) {
+    if (t_.children == 0) return kNone;
+    uint64_t best = 0;
+    const bool typical = p_.rule == TreeRule::kTypical && !q_.greedy;
+    const RowStats& stats = t_.target.stats;
+    const double bound =
+        typical ? typical_bound(p_.typical_epsilon, p_.typical_delta, t_.target.found) : 0;
+    for (int64_t n = thread_id(); n < q_.nodes; n += kThreads) {
+      if (!sets().is_distinct(n) || n == tried) continue;
+      const int64_t x = p_.drafted(q_.b, n);
+      bool accepted = x == t_.token;
+      uint32_t score = 1;
+      double probability = accepted;
+      if (!q_.greedy && p_.rule != TreeRule::kMatch) {
+        const float value = x < p_.vocab ? at(t_.row, x) : 0.0f;
+        const double p_x =
+            x >= p_.vocab ? 0
+            : q_.direct   ? static_cast<double>(value)
+                          : fmin(1.0, exp_of(stats.logprob(value)));  // a sum of rounded weights
+        probability = p_x / total_mass;
+        if (typical) {
+          accepted = p_x > bound;
+          probability = accepted;
+          score = ordered_key(value);
+        }
+      }
+      record_accept_prob(n, probability);
+      const uint64_t key = uint64_t{score} << 32 | static_cast<uint32_t>(~n);
+      if (accepted && key > best) best = key;
     }
-    t_.gathers_children = false;
-    if (t_.greedy || p_.rule == TreeRule::kMatch) return compare_children();
-    if (t_.num_children == 0 || p_.rule == TreeRule::kTargetOnly) return draw(false);
-    if (p_.rule == TreeRule::kTypical) return scan(ScanKind::kEntropy, TreeState::kEntropyMeasured);
-    if (top_k()) return try_last_of_top();
-    if (k_seq()) return try_child(next_child(-1, false));
-    go_to(TreeState::kNextChild);
+    best = block_.max(best);
+    return best == 0 ? kNone : int64_t{static_cast<uint32_t>(~best)};
   }
 
-  // Accepts the child that holds t_.token, if there is one.
-  __forceinline__ __device__ void compare_children() {
-    if (t_.num_children == 0) return go_to(TreeState::kEmit);
-    t_.state = TreeState::kChildrenCompared;
-    t_.action = TreeAction::kCompareChildren;
-  }
-
-  __forceinline__ __device__ void children_compared() {
-    if (t_.child >= 0) return go_to(TreeState::kAcceptChild);
-    p_.rule == TreeRule::kTypical && !t_.greedy ? draw(false) : go_to(TreeState::kEmit);
-  }
-
-  __forceinline__ __device__ void drawn() {
-    if (!top_k() && p_.rule != TreeRule::kTargetOnly) return go_to(TreeState::kEmit);
-    // Acceptance probabilities refer to what was drawn from. Under top_k_plus_one, P may hold
-    // probabilities as they were given, which need not sum to exactly 1.
-    t_.total_mass = t_.from_residual       ? t_.positive_sum
-                    : top_k() && t_.direct ? exp(t_.stats.log_sum)
-                                           : 1.0;
-    compare_children();
-  }
-
-  __forceinline__ __device__ void compare_typical() {
-    t_.typical_bound =
-        typical_bound(p_.typical_epsilon, p_.typical_delta, t_.stats.entropy(t_.positive_sum));
-    t_.state = TreeState::kChildrenCompared;
-    t_.action = TreeAction::kCompareChildren;
-  }
-
-  __forceinline__ __device__ void try_child(int64_t n) {
-    t_.child = n;
-    ++t_.trial;
-    go_to(TreeState::kOpenDraft);
-  }
-
-  // The draft of the child is known: test it, after what the rule needs to know first.
-  __forceinline__ __device__ void prepare_test() {
-    t_.draft_scale = k_seq() ? t_.high : 1.0;
-    if (k_seq() && t_.first_draft >= 0) return go_to(TreeState::kTest);
-    if (t_.draft.invalid_at_token) return stop_trials();
-    if (k_seq()) return begin_search();
-    if (top_k()) {
-      push_draft(t_.child, 1);
-      return scan(ScanKind::kRemainingMass, TreeState::kRemainingMass);
+  // Rules multi_draft and multi_draft_wor: the children are tried one after the other, each against
+  // what the ones before it have left.
+  __device__ int64_t try_in_order() {
+    const bool without_replacement = p_.rule == TreeRule::kMultiDraftWor;
+    const ScanKind kind = without_replacement ? ScanKind::kExcluding : ScanKind::kResidual;
+    int64_t n = kNone;
+    for (int64_t trial = 0;; ++trial) {
+      n = sets().next(n, without_replacement);
+      if (n < 0) break;
+      double remaining = 1;
+      if (without_replacement) {
+        const int32_t same = same_draft_as(n);
+        if (same >= 0) remaining = records()[same].remaining_mass;
+        // Outside the excluded tokens Q has no mass that this child could have been drawn from.
+        if (!(remaining > kLeastMass)) continue;
+      }
+      one([&] { open_child(job_, n, n); });
+      if (t_.draft.invalid_at_token) {
+        report(kDraftInvalid);
+        break;
+      }
+      if (accepts(trial, remaining, kind)) return n;
+      one([&] {
+        push_draft(t_.residual_mass / remaining);
+        if (without_replacement) {
+          job_.excluded[q_.b * p_.nodes + t_.num_excluded++] = {t_.x, n};
+        }
+      });
+      sum_residual(kind);
+      if (!t_.drafts_valid) {
+        report(kDraftInvalid);
+        one([&] {
+          pop_draft();
+          if (without_replacement) --t_.num_excluded;
+        });
+        if (t_.first_draft >= 0) sum_residual(kind);
+        break;
+      }
+      if (!(t_.positive_sum > 0)) {
+        report(kEmptyResidual);
+        return ends_with(draw_target());
+      }
+      one([&] {
+        t_.residual_mass = t_.positive_sum;
+        records()[n].remaining_mass = t_.second_sum;
+      });
     }
-    if (t_.first_draft < 0) return go_to(TreeState::kTest);
-    if (t_.x < p_.vocab) return read_residual(TreeState::kResidualRead);
-    t_.residual_at_x = 0;
-    go_to(TreeState::kResidualRead);
+    return ends_with(t_.first_draft < 0 ? draw_target() : draw_residual(kind));
   }
 
-  __forceinline__ __device__ void next_trial() {
-    int64_t n = t_.child;
-    for (;;) {
-      n = next_child(n, without_replacement());
-      if (n < 0) return k_seq() ? scan_k_seq_residual() : draw(t_.first_draft >= 0);
-      t_.remaining_mass = 1;
-      if (!without_replacement() || t_.first_draft < 0) break;
-      const int32_t same = same_draft_as(n);
-      if (same >= 0) t_.remaining_mass = t_.records[same].remaining_mass;
-      if (t_.remaining_mass > kLeastMass) break;
-      // Outside the excluded tokens Q has no mass that this child could have been drawn from.
-      ++t_.trial;
-    }
-    try_child(n);
-  }
-
-  __forceinline__ __device__ void test_residual() {
-    const double q_x = t_.residual_mass * t_.draft.q_x / t_.remaining_mass;
-    const double u = accept_uniform(p_, t_, t_.child, t_.depth, t_.trial);
-    const bool accepted = record_test(accept_ratio(u, t_.residual_at_x, q_x));
-    go_to(accepted ? TreeState::kAcceptChild : TreeState::kReject);
-  }
-
-  __forceinline__ __device__ void reject() {
-    if (k_seq()) return go_to(TreeState::kNextChild);
-    push_draft(t_.child, top_k() ? t_.draft_scale : t_.residual_mass / t_.remaining_mass);
-    if (without_replacement()) t_.excluded[t_.num_excluded++] = {t_.x, t_.child};
-    const bool excludes = top_k() || without_replacement();
-    scan(excludes ? ScanKind::kExcluding : ScanKind::kResidual, TreeState::kSubtracted);
-  }
-
-  __forceinline__ __device__ void subtracted() {
-    if (!t_.drafts_valid) {
-      pop_draft();
-      if (without_replacement()) --t_.num_excluded;
-      t_.status |= kDraftInvalid;
-      return t_.first_draft < 0 ? draw(false) : scan(t_.scan, TreeState::kRescanned);
-    }
-    if (!(t_.positive_sum > 0)) {
-      t_.status |= kEmptyResidual;
-      return draw(false);
-    }
-    if (top_k() || k_seq()) return draw(true);
-    t_.residual_mass = t_.positive_sum;
-    t_.records[t_.child].remaining_mass = t_.second_sum;
-    go_to(TreeState::kNextChild);
-  }
-
-  // The draft row of the child is invalid: the siblings after it are not tried either.
-  __forceinline__ __device__ void stop_trials() {
-    t_.status |= kDraftInvalid;
-    draw(t_.first_draft >= 0);
+  // The test of the child against what is left of P.
+  __device__ bool accepts(int64_t trial, double remaining, ScanKind kind) {
+    if (t_.first_draft < 0) return test(trial, 1);
+    const float left = t_.x < p_.vocab ? residual_at_child(kind) : 0.0f;
+    return by_one([&] {
+      const double q_x = t_.residual_mass * t_.draft.q_x / remaining;
+      const Acceptance a =
+          accept_ratio(accept_uniform(p_, q_, t_.child, t_.depth, trial), left, q_x);
+      record_accept_prob(t_.child, a.probability);
+      return a.accepted;
+    });
   }
 
   // Rule top_k_plus_one: all children but the last are the top tokens of Q. The last one was drawn
-  // from Q without them and is the only one that is tried.
-  __forceinline__ __device__ void try_last_of_top() {
-    int64_t last = -1;
-    for (int64_t n = next_child(-1, false); n >= 0; n = next_child(n, false)) last = n;
-    const int64_t x = p_.drafted(t_.b, last);
-    bool in_top = false;
-    for (int64_t n = next_child(-1, true); n >= 0; n = next_child(n, true)) {
-      if (n == last) continue;
-      const int64_t token = p_.drafted(t_.b, n);
-      t_.excluded[t_.num_excluded++] = {token, last};
-      in_top |= token == x;
-    }
-    if (in_top) return draw(false);
-    t_.last_tried = last;
-    try_child(last);
+  // from Q without them and is the only one that is tried; then a token is drawn, which may be one
+  // of the top tokens.
+  __device__ int64_t try_last_of_top() {
+    int64_t last = kNone;
+    for (int64_t n = sets().next(kNone, false); n >= 0; n = sets().next(n, false)) last = n;
+    const bool in_top = by_one([&] {
+      const int64_t x = p_.drafted(q_.b, last);
+      bool found = false;
+      for (int64_t n = sets().next(kNone, true); n >= 0; n = sets().next(n, true)) {
+        if (n == last) continue;
+        const int64_t token = p_.drafted(q_.b, n);
+        job_.excluded[q_.b * p_.nodes + t_.num_excluded++] = {token, last};
+        found |= token == x;
+      }
+      return found;
+    });
+    // Acceptance probabilities refer to what was drawn from. P may hold probabilities as they were
+    // given, which need not sum to exactly 1.
+    double drawn_from = q_.direct ? exp_of(t_.target.stats.log_sum) : 1.0;
+    if (!in_top && tries_last(last)) return last;
+    const bool from_residual = t_.first_draft >= 0;
+    if (from_residual) drawn_from = t_.positive_sum;
+    choose(from_residual ? draw_residual(ScanKind::kExcluding) : draw_target());
+    return compare(drawn_from, in_top ? kNone : last);
   }
 
-  __forceinline__ __device__ void test_last_of_top() {
+  // Afterwards a draft is subtracted if the token must be drawn from the residual.
+  __device__ bool tries_last(int64_t last) {
+    one([&] { open_child(job_, last, last); });
+    if (t_.draft.invalid_at_token) {
+      report(kDraftInvalid);
+      return false;
+    }
+    one([&] { push_draft(1); });
+    sum_residual(ScanKind::kRemainingMass);
     const double mass = t_.num_excluded == 0 ? 1.0 : t_.second_sum;
-    clear_drafts();
-    if (!t_.drafts_valid) return stop_trials();
-    if (!(mass > kLeastMass)) return draw(false);
-    t_.draft_scale = 1 / mass;
-    go_to(TreeState::kTest);
+    one([&] { clear_drafts(); });
+    if (!t_.drafts_valid) {
+      report(kDraftInvalid);
+      return false;
+    }
+    if (!(mass > kLeastMass)) return false;
+    if (test(0, 1 / mass)) return true;
+    one([&] { push_draft(1 / mass); });
+    sum_residual(ScanKind::kExcluding);
+    if (t_.drafts_valid && t_.positive_sum > 0) return false;
+    report(t_.drafts_valid ? kEmptyResidual : kDraftInvalid);
+    one([&] { clear_drafts(); });
+    return false;
   }
 
-  __forceinline__ __device__ void search_factor() {
-    if (!t_.drafts_valid) {
-      clear_drafts();
-      return stop_trials();
+  __device__ int64_t try_k_seq() {
+    const int64_t first = sets().next(kNone, false);
+    one([&] { open_child(job_, first, first); });
+    if (t_.draft.invalid_at_token || !find_factor()) {
+      report(kDraftInvalid);
+      return ends_with(draw_target());
     }
-    if (!narrow_search()) return;
-    t_.child = t_.trial = -1;
-    go_to(TreeState::kNextChild);
+    int64_t trial = 0;
+    for (int64_t n = first; n >= 0; n = sets().next(n, false), ++trial) {
+      one([&] { open_child(job_, n, first); });
+      if (test(trial, t_.rho)) return n;
+    }
+    sum_k_seq_residual();
+    if (t_.drafts_valid && t_.positive_sum > 0) {
+      return ends_with(draw_residual(ScanKind::kKSeqResidual));
+    }
+    report(t_.drafts_valid ? kEmptyResidual : kDraftInvalid);
+    return ends_with(draw_target());
+  }
+
+  // Made anew at each use, because it would occupy registers in between.
+  __device__ NodeSets sets() {
+    return {block_, p_, q_, q_.nodes, job_.node_sets + q_.b * 3 * job_.words(), job_.words()};
   }
 };
 

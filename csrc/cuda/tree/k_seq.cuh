@@ -7,51 +7,47 @@
 
 namespace specdec::cuda {
 
-class KSeqVerifier : public TreeVerifier {
- protected:
+class KSeq : protected TreeVerifier {
+ public:
   using TreeVerifier::TreeVerifier;
 
-  __forceinline__ __device__ void begin_search() {
-    push_draft(t_.child, 1);
-    const auto k = static_cast<double>(t_.num_children);
-    t_.low = 1;
-    t_.high = k;
-    t_.passes = 0;
-    measure_overlaps(1, 1 + (k - 1) / 8, 1 + (k - 1) / 2, k);
+ protected:
+  // Whether the child is accepted: u * s * Q(x) < P(x), strictly.
+  __device__ bool test(int64_t trial, double s) {
+    return by_one([&] {
+      const bool inside = t_.x < p_.vocab;
+      const float p_x = q_.direct && inside ? at(t_.row, t_.x) : 0.0f;
+      const double log_p = q_.direct ? -INFINITY : target_logprob(t_.x);
+      const double u = accept_uniform(p_, q_, t_.child, t_.depth, trial);
+      const Acceptance a = accept_draft(q_.direct, u, p_x, log_p, s, t_.draft);
+      record_accept_prob(t_.child, a.probability);
+      return a.accepted;
+    });
   }
 
-  // Narrows (low, high], which holds rho: `high` is always large enough. Returns whether it is
-  // narrow enough, and else asks for the overlaps at four more factors: two around the root of the
-  // secant, and one between these and each end.
-  __forceinline__ __device__ bool narrow_search() {
-    const auto k = static_cast<double>(t_.num_children);
-    for (int i = 0; i < kFactorsAtOnce; ++i) {
-      const double rho = t_.factors[i], beta = t_.overlaps[i];
-      const double gap = rho * beta - any_sibling_accepted(beta, t_.num_children);
-      if (gap >= -kRounding || rho >= k) {
-        t_.high = rho;
-        t_.high_gap = gap;
-        t_.beta = beta;
-        break;
-      }
-      t_.low = rho;
-      t_.low_gap = gap;
+  // Finds rho for so many children, whose draft is that of the child; false if its row is not
+  // valid.
+  __device__ bool find_factor() {
+    const auto k = static_cast<double>(t_.children);
+    one([&] {
+      push_draft(1);
+      t_.low = 1;
+      t_.rho = k;
+      set_factors(1, 1 + (k - 1) / 8, 1 + (k - 1) / 2, k);
+    });
+    for (int passes = 1;; ++passes) {
+      sum_residual(ScanKind::kOverlaps);
+      if (!t_.drafts_valid) return false;
+      if (by_one([&] { return narrow(passes); })) return true;
     }
-    const double width = t_.high - t_.low;
-    if (t_.high == 1 || width <= 5e-7 || ++t_.passes == 40) return true;
-    const double slope = t_.high_gap - t_.low_gap;
-    const double root = t_.low + (slope > 0 ? width * -t_.low_gap / slope : width / 2);
-    const double near = fmax(width * fmin(0.03125, width), 1e-7);
-    const double a = fmax(root - near, t_.low), b = fmin(root + near, t_.high);
-    measure_overlaps((t_.low + a) / 2, a, b, (b + t_.high) / 2);
-    return false;
   }
 
   // Sums P - share * min(Q, P / rho), the residual after every child was rejected.
-  __forceinline__ __device__ void scan_k_seq_residual() {
-    const double share = sibling_share(t_.beta, t_.num_children);
-    t_.records[t_.first_draft].scale = static_cast<float>(share);
-    scan(ScanKind::kKSeqResidual, TreeState::kSubtracted);
+  __device__ void sum_k_seq_residual() {
+    one([&] {
+      records()[t_.first_draft].scale = static_cast<float>(sibling_share(t_.beta, t_.children));
+    });
+    sum_residual(ScanKind::kKSeqResidual);
   }
 
  private:
@@ -59,12 +55,39 @@ class KSeqVerifier : public TreeVerifier {
   // root of that would be missing from the acceptance. The text errs by less than this.
   static constexpr double kRounding = 0x1p-22;
 
-  __forceinline__ __device__ void measure_overlaps(double a, double b, double c, double d) {
+  // Narrows (low, rho], whose upper end is always large enough. Returns whether it is narrow
+  // enough, and else asks for the overlaps at four more factors: two around the root of the secant,
+  // and one between these and each end. For the first thread, which alone knows the interval.
+  __device__ bool narrow(int passes) {
+    const auto k = static_cast<double>(t_.children);
+#pragma unroll 1
+    for (int i = 0; i < kFactorsAtOnce; ++i) {
+      const double rho = t_.factors[i], beta = t_.overlaps[i];
+      const double gap = rho * beta - any_sibling_accepted(beta, t_.children);
+      if (gap >= -kRounding || rho >= k) {
+        t_.rho = rho;
+        t_.rho_gap = gap;
+        t_.beta = beta;
+        break;
+      }
+      t_.low = rho;
+      t_.low_gap = gap;
+    }
+    const double width = t_.rho - t_.low;
+    if (t_.rho == 1 || width <= 5e-7 || passes == 40) return true;
+    const double slope = t_.rho_gap - t_.low_gap;
+    const double root = t_.low + (slope > 0 ? width * -t_.low_gap / slope : width / 2);
+    const double near = fmax(width * fmin(0.03125, width), 1e-7);
+    const double a = fmax(root - near, t_.low), b = fmin(root + near, t_.rho);
+    set_factors((t_.low + a) / 2, a, b, (b + t_.rho) / 2);
+    return false;
+  }
+
+  __device__ void set_factors(double a, double b, double c, double d) const {
     t_.factors[0] = a;
     t_.factors[1] = b;
     t_.factors[2] = c;
     t_.factors[3] = d;
-    scan(ScanKind::kOverlaps, TreeState::kOverlapsMeasured);
   }
 };
 

@@ -1,70 +1,114 @@
 #pragma once
-// A pass over the target row together with the draft rows that are subtracted from it. The residual
-// is computed warp tile by warp tile whenever it is needed and never stored.
+// A pass over a target row together with the draft rows that are subtracted from it, by one block.
+// The residual is computed warp tile by warp tile whenever it is needed and never stored.
 #include "cuda/tree/sequence.cuh"
 
 namespace specdec::cuda {
 
+// The sums that a scan computes from P and Q.
+enum class ScanKind : int32_t {
+  kResidual,       // cP less the drafts; for rule traversal also where the last draft exceeds that
+  kExcluding,      // the same with Q zeroed at the excluded tokens, and the mass of that Q
+  kRemainingMass,  // that mass alone
+  kOverlaps,       // k_seq: sums of min(Q, P / rho) at some factors rho
+  kKSeqResidual    // k_seq: P less a share of min(Q, P / rho)
+};
+
+// What a pass is for.
+enum class ScanUse : int32_t { kSum, kRead, kDraw };
+
+// The target row after the last node of the path and what is subtracted from it, in shared memory.
+struct TreeStep {
+  int64_t node;             // last node of the path
+  int64_t depth;            // of the token after it
+  int64_t children;         // how many there are
+  int64_t child, x;         // the child being tried and its token
+  int64_t token;            // what the target predicts, or what was drawn
+  DraftDistribution draft;  // of the child
+  RowView row;
+  RowSummary target;
+  ScaledTarget scaled;
+
+  int32_t first_draft, last_draft;  // the drafts subtracted from the row
+  int32_t num_excluded;
+  double target_scale;   // c, the factor of P
+  double residual_mass;  // the scale of the next child's Q
+
+  // What a scan has found:
+  double positive_sum;  // the residual's mass
+  double second_sum;    // the mass of Q outside the excluded tokens; under rule traversal, by how
+                        // much Q exceeds the residual
+  bool drafts_valid;    // the rows of the drafts are valid
+  double overlaps[kFactorsAtOnce], factors[kFactorsAtOnce];  // k_seq: at factors rho
+  double low, rho, low_gap, rho_gap;  // k_seq: the search, see k_seq.cuh; rho becomes the factor
+  double beta;                        // its overlap
+  float residual_at_x;
+};
+
+struct TreeShared : BlockShared {
+  TreeSequence sequence;
+  TreeStep step;
+  int32_t accepted;
+  float held[kPerLane * kThreads];  // values that a scan sets aside
+};
+// With filters the candidates follow.
+struct FilteredTreeShared : TreeShared {
+  Candidates candidates;
+};
+
 class ResidualScan {
  public:
-  __device__ ResidualScan(BlockGroup& group, const TreeJob& job)
-      : group_(group), job_(job), t_(group.task<TreeTask>()) {}
+  __device__ ResidualScan(const TreeJob& job, TreeShared& s, ScanKind kind, ScanUse use)
+      : block_(s),
+        job_(job),
+        q_(s.sequence),
+        t_(s.step),
+        records_(job.records_of(s.sequence.b)),
+        excluded_(job.excluded + s.sequence.b * job.p.nodes),
+        kind_(kind),
+        use_(use) {}
 
-  // kScanResidual reads all warp tiles and leaves sums in the task. kReadResidual reads the tile of
-  // the child's token, kDraw the tile where the drawn token lies.
-  __device__ void run() {
-    const TreeAction action = t_.action;
-    const int64_t warp_tiles = t_.row.warp_tiles();
-    if (action == TreeAction::kScanResidual) {
-      group_.sync();  // no block reads these tile statistics any more
-      pass(group_.first_warp_tile(0), group_.warp_tile_step(1), warp_tiles, 0);
-      sum_columns_beyond();
-      group_.sync();
-      group_.exchange_buffer = 0;
-      return add_up();
+  // kSum leaves sums in the step, kRead the residual at the child's token. kDraw returns a token,
+  // with u from the residual whose sums the last kSum has left. For the whole block, which meets
+  // before and after.
+  __device__ int64_t run(double u) {
+    int64_t first = warp_id(), step = kWarps, end = t_.row.warp_tiles(), units = 0;
+    if (use_ != ScanUse::kSum) {
+      first = use_ == ScanUse::kDraw ? choose(u, units) : t_.x / kWarpTile;
+      step = 1;
+      end = first + 1;
     }
-    int64_t warp_tile = t_.x / kWarpTile, units = 0;
-    if (action == TreeAction::kDraw) {
-      const TileStats tile_stats = drawn_tile_stats();
-      const TileRun run(tile_stats, warp_tiles);
-      const float max = linear() ? run.largest(group_, tile_stats) : t_.stats.max;
-      const WarpTileMasses masses(group_, tile_stats, warp_tiles, run, max, t_.stats.inv_t,
-                                  linear());
-      warp_tile = masses.choose(group_, residual_uniform(job_.p, t_, t_.depth), units);
-    }
-    pass(warp_tile, 1, warp_tile + 1, units);
+    pass(first, step, end, units);
+    if (use_ == ScanUse::kSum) sum_columns_beyond();
+    __syncthreads();
+    if (use_ == ScanUse::kSum) add_up();
+    __syncthreads();
+    return first * kWarpTile + picked_;
   }
 
  private:
-  // Tile statistics that a scan writes.
-  enum Sum { kPositive, kSecond, kBeyond, kOverlap };  // kOverlap + i: at factor i
-  __device__ TileStats scan_stats(int sum) const {
-    return job_.tile_stats(t_.context, TreeJob::kScanStats + sum);
+  __device__ int64_t choose(double u, int64_t& units) {
+    const TileStats tile_stats = stats_of(TreeJob::kPositive);
+    const int64_t tiles = t_.row.warp_tiles();
+    const TileRun run(tile_stats, tiles);
+    const float max = run.largest(block_, tile_stats);
+    const WarpTileMasses masses(block_, tile_stats, tiles, run, max, 1.0f, true);
+    return masses.choose(block_, u, units);
   }
 
-  // The weights that are drawn from are probabilities, not exponentials of logits.
-  __device__ bool linear() const { return t_.from_residual || t_.stats.direct; }
-  __device__ TileStats drawn_tile_stats() const {
-    return t_.from_residual ? scan_stats(kPositive) : t_.tile_stats;
-  }
-  __device__ bool draws() const { return t_.action == TreeAction::kDraw; }
-  // The first record whose draft this pass subtracts; none where P itself is drawn from.
-  __device__ int32_t first_draft() const {
-    return draws() && !t_.from_residual ? kNone : t_.first_draft;
-  }
+  __device__ TileStats stats_of(int which) const { return job_.sum(q_.b, which); }
 
   // A warp tile of the target row (node < 0), or of the draft row of a record.
   __device__ void load(int32_t node, int64_t warp_tile, Packed& out) const {
-    const bool target = node < 0;
-    if (!target && !t_.records[node].draft.pairs(t_.row.wide())) return;
-    load_warp_tile(target ? t_.row : t_.records[node].draft.row.part(0, t_.row.vocab), warp_tile,
+    if (node >= 0 && !records_[node].draft.pairs(t_.row.wide())) return;
+    load_warp_tile(node < 0 ? t_.row : records_[node].draft.row.part(0, t_.row.vocab), warp_tile,
                    out);
   }
 
   // Goes through the target row and all draft rows of one warp tile, then through those of the next
   // one. While one row is used, the one after it is being loaded. Rows are named by their records,
   // the target row by kNone. `units` is the mass in this tile before the token that is drawn.
-  __device__ void pass(int64_t warp_tile, int64_t step, int64_t end, int64_t units) const {
+  __device__ void pass(int64_t warp_tile, int64_t step, int64_t end, int64_t units) {
     constexpr int32_t kNotStarted = kNone - 1;
     int32_t current = kNotStarted, next = kNone;
     int64_t next_warp_tile = warp_tile;
@@ -77,13 +121,13 @@ class ResidualScan {
       if (next_warp_tile < end) load(next, next_warp_tile, next_loaded);
       if (current == kNone) {
         unpack(t_.row, loaded, values);
-        weigh_target(warp_tile, values);
+        t_.scaled.normalise_all(values);
         valid = true;
       } else if (current >= 0) {
         valid &= subtract(current, warp_tile, loaded, values);
       }
       if (current != kNotStarted && next == kNone) {
-        if (t_.action == TreeAction::kScanResidual) {
+        if (use_ == ScanUse::kSum) {
           store(warp_tile, values, __all_sync(kAllLanes, valid));
         } else {
           pick(warp_tile, values, units);
@@ -92,23 +136,8 @@ class ResidualScan {
       }
       current = next;
       warp_tile = next_warp_tile;
-      next = current < 0 ? first_draft() : t_.records[current].next_draft;
+      next = current < 0 ? t_.first_draft : records_[current].next_draft;
       if (next < 0) next_warp_tile += step;
-    }
-  }
-
-  // Turns the target row into cP; for kEntropy, into the term of each token.
-  __device__ void weigh_target(int64_t warp_tile, float (&values)[kPerLane]) const {
-    if (t_.scan == ScanKind::kEntropy && !draws()) {
-      weigh_entropy(values, t_.stats);
-      return;
-    }
-    const bool own = draws() && !t_.from_residual;  // relative to the maximum of this warp tile
-    if (!own) {
-      ScaledTarget(t_.stats, t_.direct, t_.target_scale).normalise_all(values);
-    } else if (!t_.direct) {
-      weigh_tile(values, t_.tile_stats.maxima[warp_tile], rate_of(t_.stats.inv_t),
-                 t_.stats.threshold);
     }
   }
 
@@ -116,13 +145,13 @@ class ResidualScan {
   // of scan but kResidual, `combine` does that, with the values so far set aside.
   __device__ bool subtract(int32_t node, int64_t warp_tile, const Packed& loaded,
                            float (&values)[kPerLane]) const {
-    const NodeRecord& r = t_.records[node];
+    const NodeRecord& r = records_[node];
     const bool last = node == t_.last_draft;
     if (last) {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) values[j] = fmaxf(values[j], 0.0f);
     }
-    const bool apart = last && t_.scan != ScanKind::kResidual;
+    const bool apart = last && kind_ != ScanKind::kResidual;
     if (apart) {
       float* const held = this->held();
 #pragma unroll
@@ -137,20 +166,16 @@ class ResidualScan {
     return valid;
   }
 
-  // kPerLane values of this thread, in shared memory that only selections use otherwise: there are
-  // no registers to spare.
-  __device__ float* held() const {
-    static_assert(sizeof(Shared::bins) >= kPerLane * kThreads * sizeof(float), "fits");
-    return reinterpret_cast<float*>(shared_memory()->bins) + thread_id();
-  }
+  // kPerLane values of this thread: there are no registers to spare.
+  static __device__ float* held() { return shared_memory<TreeShared>()->held + thread_id(); }
 
   // Combines Q of the last draft with the values set aside; `q` becomes the residual.
   __device__ void combine(const NodeRecord& r, int64_t warp_tile, bool valid,
                           float (&q)[kPerLane]) const {
     const float* const held = this->held();
-    if (t_.scan == ScanKind::kOverlaps) return store_overlaps(warp_tile, q);
-    if (t_.scan == ScanKind::kKSeqResidual) {
-      const auto inverse = static_cast<float>(1 / t_.high), share = r.scale;
+    if (kind_ == ScanKind::kOverlaps) return store_overlaps(warp_tile, q);
+    if (kind_ == ScanKind::kKSeqResidual) {
+      const auto inverse = static_cast<float>(1 / t_.rho), share = r.scale;
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) {
         const float p = held[j * kThreads];
@@ -162,8 +187,8 @@ class ResidualScan {
     mark_excluded(warp_tile, excluded, excluded_from_draft);
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) q[j] = excluded_from_draft >> j & 1 ? 0.0f : q[j];
-    if (t_.action == TreeAction::kScanResidual) {
-      store_positive(scan_stats(kSecond), warp_tile, q, t_.row.wide(), 1.0f,
+    if (use_ == ScanUse::kSum) {
+      store_positive(stats_of(TreeJob::kSecond), warp_tile, q, t_.row.wide(), 1.0f,
                      __all_sync(kAllLanes, valid));
     }
     // The top tokens of rule top_k_plus_one remain in the residual.
@@ -178,7 +203,7 @@ class ResidualScan {
   __device__ void mark_excluded(int64_t warp_tile, uint32_t& all, uint32_t& from_draft) const {
     all = from_draft = 0;
     for (int32_t k = 0; k < t_.num_excluded; ++k) {
-      const int64_t index = t_.excluded[k].token - warp_tile * kWarpTile;
+      const int64_t index = excluded_[k].token - warp_tile * kWarpTile;
       if (index < 0 || index >= kWarpTile) continue;
       const auto i = static_cast<int>(index);
       if (holder(t_.row.wide(), i) != lane_id()) continue;
@@ -198,20 +223,20 @@ class ResidualScan {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) least[j] = fminf(q[j], p[j * kThreads] * inverse);
       const int64_t units = warp_mass(lane_units(least, t_.row.wide()));
-      if (lane_id() == 0) scan_stats(kOverlap + i).units[warp_tile] = units;
+      if (lane_id() == 0) stats_of(TreeJob::kOverlap + i).units[warp_tile] = units;
     }
   }
 
   __device__ void store(int64_t warp_tile, const float (&values)[kPerLane], bool valid) const {
     if (job_.p.rule == TreeRule::kTraversal) {
-      store_positive(scan_stats(kSecond), warp_tile, values, t_.row.wide(), -1.0f, true);
+      store_positive(stats_of(TreeJob::kSecond), warp_tile, values, t_.row.wide(), -1.0f, true);
     }
-    store_positive(scan_stats(kPositive), warp_tile, values, t_.row.wide(), 1.0f, valid);
+    store_positive(stats_of(TreeJob::kPositive), warp_tile, values, t_.row.wide(), 1.0f, valid);
   }
 
   // Takes the value at the child's token, or the token where the running mass passes `units`.
-  __device__ void pick(int64_t warp_tile, float (&values)[kPerLane], int64_t units) const {
-    if (!draws()) {
+  __device__ void pick(int64_t warp_tile, float (&values)[kPerLane], int64_t units) {
+    if (use_ == ScanUse::kRead) {
       const auto index = static_cast<int>(t_.x - warp_tile * kWarpTile);
       const int mine = element(t_.row.wide(), index);
       float value = 0;
@@ -221,29 +246,23 @@ class ResidualScan {
       if (thread_id() == 0) t_.residual_at_x = fmaxf(value, 0.0f);
       return;
     }
-    if (linear()) {
-      const TileStats tile_stats = drawn_tile_stats();
-      const float inverse = inverse_scale(tile_stats.maxima[warp_tile]);
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) values[j] = values[j] > 0 ? values[j] * inverse : 0.0f;
-    }
-    const int64_t token = warp_tile * kWarpTile + warp_tile_pick(values, t_.row.wide(), units);
-    if (thread_id() == 0) t_.token = token;
+    scale_down(values, stats_of(TreeJob::kPositive).maxima[warp_tile]);
+    picked_ = warp_tile_pick(values, t_.row.wide(), units);
   }
 
   // Sums Q over the columns that no target token has, without the excluded tokens there.
   __device__ void sum_columns_beyond() const {
-    if (t_.last_draft < 0 || t_.scan == ScanKind::kEntropy) return;
-    const DraftDistribution& d = t_.records[t_.last_draft].draft;
-    sum_beyond(group_.first_warp_tile(0), group_.warp_tile_step(1), d, t_.row.vocab,
-               scan_stats(kBeyond), [&](int64_t first, bool wide, float (&values)[kPerLane]) {
+    if (t_.last_draft < 0) return;
+    const DraftDistribution& d = records_[t_.last_draft].draft;
+    sum_beyond(warp_id(), kWarps, d, t_.row.vocab, stats_of(TreeJob::kBeyond),
+               [&](int64_t first, bool wide, float (&values)[kPerLane]) {
                  if (d.columns == nullptr) zero_excluded(wide, first, values);
                });
   }
 
   __device__ void zero_excluded(bool wide, int64_t begin, float (&values)[kPerLane]) const {
     for (int32_t k = 0; k < t_.num_excluded; ++k) {
-      const int64_t index = t_.excluded[k].token - begin;
+      const int64_t index = excluded_[k].token - begin;
       if (index < 0 || index >= kWarpTile || !excluded_from_last(k)) continue;
       const auto i = static_cast<int>(index);
       const int mine = holder(wide, i) == lane_id() ? element(wide, i) : -1;
@@ -254,47 +273,44 @@ class ResidualScan {
 
   // Whether excluded token k is excluded from the draft subtracted last.
   __device__ bool excluded_from_last(int32_t k) const {
-    return same_draft_row(job_.p, t_.b, t_.excluded[k].node, t_.last_draft);
+    return same_draft_row(job_.p, q_.b, excluded_[k].node, t_.last_draft);
   }
 
   __device__ void add_up() {
     const int64_t warp_tiles = t_.row.warp_tiles();
-    if (t_.scan == ScanKind::kOverlaps) {
+    if (kind_ == ScanKind::kOverlaps) {
 #pragma unroll 1
       for (int i = 0; i < kFactorsAtOnce; ++i) {
-        const TileStats tile_stats = scan_stats(kOverlap + i);
+        const TileStats tile_stats = stats_of(TreeJob::kOverlap + i);
         int64_t units = 0;
         for (int64_t s = thread_id(); s < warp_tiles; s += kThreads) units += tile_stats.units[s];
-        units = group_.sum(units);
+        units = block_.sum(units);
         if (thread_id() == 0) t_.overlaps[i] = fmin(1.0, static_cast<double>(units) / kUnit);
       }
     }
-    const bool excludes = t_.scan == ScanKind::kExcluding || t_.scan == ScanKind::kRemainingMass;
-    const bool has_draft = t_.last_draft >= 0 && t_.scan != ScanKind::kEntropy;
-    const int64_t size =
-        has_draft ? columns_beyond(t_.records[t_.last_draft].draft, t_.row.vocab) : 0;
+    const bool excludes = kind_ == ScanKind::kExcluding || kind_ == ScanKind::kRemainingMass;
+    const DraftDistribution* const last =
+        t_.last_draft >= 0 ? &records_[t_.last_draft].draft : nullptr;
+    const int64_t size = last != nullptr ? columns_beyond(*last, t_.row.vocab) : 0;
     double positive = 0, second = 0, mass_beyond = 0;
 #pragma unroll 1
-    for (int which = 0; which < 3; ++which) {
-      if (which == kSecond && !excludes && job_.p.rule != TreeRule::kTraversal) continue;
-      if (which == kBeyond && size == 0) continue;
+    for (int which = TreeJob::kPositive; which <= TreeJob::kBeyond; ++which) {
+      if (which == TreeJob::kSecond && !excludes && job_.p.rule != TreeRule::kTraversal) continue;
+      if (which == TreeJob::kBeyond && size == 0) continue;
       const double sum =
-          stored_sum(group_, scan_stats(which),
-                     which == kBeyond ? (size + kWarpTile - 1) / kWarpTile : warp_tiles);
-      if (which == kPositive) positive = sum;
-      if (which == kSecond) second = sum;
-      if (which == kBeyond) mass_beyond = sum;
+          stored_sum(block_, stats_of(which),
+                     which == TreeJob::kBeyond ? (size + kWarpTile - 1) / kWarpTile : warp_tiles);
+      if (which == TreeJob::kPositive) positive = sum;
+      if (which == TreeJob::kSecond) second = sum;
+      if (which == TreeJob::kBeyond) mass_beyond = sum;
     }
-    if (has_draft && t_.records[t_.last_draft].draft.lists_tokens()) {
-      mass_beyond = mass_beyond_of_few(t_.records[t_.last_draft].draft);
-    }
+    if (last != nullptr && last->lists_tokens()) mass_beyond = mass_beyond_of_few(*last);
     if (thread_id() != 0) return;
     t_.drafts_valid = positive >= 0 && second >= 0 && mass_beyond >= 0;
     t_.positive_sum = positive;
     // With a column map, the scan above went through the whole row to validate it; its mass is
     // already counted token by token.
-    if (has_draft && t_.records[t_.last_draft].draft.columns != nullptr && size > 0)
-      mass_beyond = 0;
+    if (last != nullptr && last->columns != nullptr && size > 0) mass_beyond = 0;
     t_.second_sum = second + (excludes ? 1.0 : t_.residual_mass) * mass_beyond;
   }
 
@@ -307,16 +323,30 @@ class ResidualScan {
       if (id < t_.row.vocab) continue;
       bool excluded = false;
       for (int32_t i = 0; i < t_.num_excluded; ++i) {
-        excluded |= t_.excluded[i].token == id && excluded_from_last(i);
+        excluded |= excluded_[i].token == id && excluded_from_last(i);
       }
       if (!excluded) mass += static_cast<double>(at(d.row, k));
     }
-    return group_.sum(mass);
+    return block_.sum(mass);
   }
 
-  BlockGroup& group_;
+  ThreadBlock block_;
   const TreeJob& job_;
-  TreeTask& t_;
+  const TreeSequence& q_;
+  TreeStep& t_;
+  NodeRecord* const records_;
+  const ExcludedToken* const excluded_;
+  const ScanKind kind_;
+  const ScanUse use_;
+  int64_t picked_ = 0;
 };
+
+// Called and not inlined, as are the others that a verifier needs at several places: a copy at each
+// would make the kernel many times as large, and its compilation as long.
+inline SPECDEC_NOINLINE __device__ int64_t scan(const TreeJob& job, ScanKind kind, ScanUse use,
+                                                double u) {
+  __syncthreads();
+  return ResidualScan(job, *shared_memory<TreeShared>(), kind, use).run(u);
+}
 
 }  // namespace specdec::cuda

@@ -1,33 +1,35 @@
 #pragma once
-// The state of one tree: a TreeTask in the shared memory of each block, and a NodeRecord for each
-// node in global memory.
+// One tree of verify_tree, as every block that works on it opens it, and the memory of a call.
+#include "cuda/row/summary.cuh"
 #include "cuda/tree/nodes.cuh"
-#include "cuda/tree/state.cuh"
 
 namespace specdec::cuda {
 
-constexpr int kFactorsAtOnce = 4;  // of rule k_seq, in one scan
+struct TreeSequence : SequenceState {
+  int64_t nodes;  // how many have a target row
+  int64_t max_tokens;
+  int32_t status;
+  bool nothing_to_verify;
+};
 
-// One for each node and one for the root. The drafts that a scan subtracts from the current target
-// row form a linked list of these records.
+// One for each node and one for the root. The drafts that are subtracted from a target row form a
+// linked list of these records.
 struct NodeRecord {
   // The draft that the node was tried with:
   DraftDistribution draft;
-  RowStats q_stats;       // its statistics, if its row had to be measured
   float scale;            // the multiple of Q that is subtracted
   int32_t next_draft;     // the next record of the list
   double remaining_mass;  // the mass of Q outside the excluded tokens
   double logprob;         // the node's token under P
 
   // Rule traversal, the target row after the node:
-  RowStats stats;
   double target_scale;   // c, the factor of P
   double accept_prob;    // of the node, given the children rejected so far
   double residual_mass;  // the scale of the next child's Q
   int64_t parent;
   int32_t first_draft, last_draft;  // the drafts subtracted from this row
   int32_t status;                   // reported if the accepted path ends here
-  bool measured, ends_path;
+  bool ends_path;
 };
 
 // A token at which the draft of `node` counts as 0: a sibling rejected before, or one of the top
@@ -37,140 +39,94 @@ struct ExcludedToken {
   int64_t node;
 };
 
-struct TreeTask : SequenceState {
-  // The workspace of the group and of this block:
-  int64_t context;          // index of the group
-  NodeRecord* records;      // [N+1], only for rules that read the draft
-  ExcludedToken* excluded;  // [N], the same
-  uint32_t* node_sets;      // [3, words], see NodeSets
-  unsigned rank;            // this block's place in the group
+constexpr int kFactorsAtOnce = 4;  // of rule k_seq, in one scan
 
-  // The sequence:
-  int64_t nodes;  // how many have a target row
-  int64_t max_tokens;
-  int32_t status, accepted;
-  bool nothing_to_verify;
-
-  // The state machine:
-  TreeState state;
-  TreeAction action;
-  ScanKind scan;
-  bool gathers_children;    // kMeasure also finds the children of the path
-  bool from_residual;       // kDraw draws from the residual, else from P
-  bool residual_is_summed;  // the last scan summed the residual that a token will be drawn from
-  bool drafts_valid;        // the last scan found the subtracted draft rows valid
-  int stats_buffer, draft_stats_buffer;  // which of two tile statistics is in use
-
-  // The current step:
-  int64_t node;        // last node of the path
-  int64_t depth;       // of the token after it
-  int64_t child, x;    // the child being tried and its token
-  int64_t trial;       // how many children were tried before it
-  int64_t last_tried;  // top_k_plus_one: the only child that is tried
-  int64_t num_children;
-  RowView row;  // the target row after the node
-  RowStats stats;
-  TileStats tile_stats;
-  DraftDistribution draft;  // of the child
-  RowStats q_stats;         // the statistics of its row, if that had to be measured
-  RowView measured_row;     // what kMeasure reads: a target or a draft row
-  TileStats measured_tile_stats;
-  bool measures_draft;
-
-  // The residual of the target row:
-  double target_scale;              // c, the factor of P
-  int32_t first_draft, last_draft;  // the drafts subtracted from it
-  int32_t num_excluded;
-  double residual_mass;   // the scale of the next child's Q
-  double residual_at_x;   // the residual at the child's token
-  double remaining_mass;  // the mass of the child's Q outside the excluded tokens
-  double positive_sum;    // result of a scan: the residual's mass; kEntropy: its sum
-  double second_sum;      // result of a scan: the mass of Q outside the excluded tokens; under rule
-                          // traversal, by how much Q exceeds the residual
-
-  // Single rules:
-  double total_mass;     // target_only, top_k_plus_one: the mass that a token was drawn from
-  double typical_bound;  // typical: a child must be likelier
-  double factors[kFactorsAtOnce], overlaps[kFactorsAtOnce];  // k_seq: factors rho and their beta
-  double low, high, low_gap, high_gap, beta;                 // k_seq: the search, see k_seq.cuh
-  int passes;                                                // k_seq: scans so far
-  double draft_scale;  // k_seq, top_k_plus_one: the multiple of Q that a child is tested against
-
-  int64_t token;  // what the target predicts, or what was drawn
-};
-
-// Copies word by word: a plain assignment would hold the whole struct in registers.
-template <class T>
-inline __device__ void copy(T& to, const T& from) {
-  constexpr size_t kWord = sizeof(uint32_t);
-  auto* const out = reinterpret_cast<unsigned char*>(&to);
-  const auto* const in = reinterpret_cast<const unsigned char*>(&from);
-#pragma unroll 1
-  for (size_t i = 0; i < sizeof(T); i += kWord) memcpy(out + i, in + i, kWord);
-}
-
+// The arguments of the kernels. Target row 0 follows the root, row n+1 follows node n.
 struct TreeJob {
   TreeParams p;
-  CudaPlan plan;
-  TileStatsArray tile_stats_array;
-  NodeRecord* records;      // [blocks, N+1], only for rules that read the draft
-  ExcludedToken* excluded;  // [blocks, N], the same
-  uint32_t* node_sets;      // [blocks, 3, words]
+  unsigned long long* tickets;  // [B, rows()]
+  RowSummary* summaries;        // [B, rows()]
+  Survivor* lists;              // [B, N+1, most_listed(vocab)], null without filters
+  TileStatsArray tile_stats;    // [B, rows()]
+  TileStatsArray sums;          // [B, sums()]
+  NodeRecord* records;          // [B, N+1], only for rules that read the draft
+  ExcludedToken* excluded;      // [B, N], the same
+  uint32_t* node_sets;          // [B, 3, words()], see NodeSets
+  int32_t* first_of_row;        // [B, N], the first node with the draft row of each, if measured
+  uint64_t launch_id;
+  int splits;  // of a row
+  bool measures_drafts;
 
+  // The sums over the warp tiles of a row: of a residual, of a second sum of the scan, of the draft
+  // beyond the target's vocabulary; from kOverlap on of overlaps at the factors of rule k_seq.
+  enum Sum { kPositive, kSecond, kBeyond, kOverlap };
+
+  SPECDEC_HD int64_t targets() const { return p.nodes + 1; }
+  SPECDEC_HD int64_t rows() const { return targets() + (measures_drafts ? p.nodes : 0); }
   SPECDEC_HD int64_t words() const { return (p.nodes + kLanes - 1) / kLanes; }
+  SPECDEC_HD int64_t num_sums() const {
+    return kOverlap + (p.rule == TreeRule::kKSeq ? kFactorsAtOnce : 0);
+  }
 
-  // Tile statistics of one group: two for target rows and two for draft rows, which alternate; the
-  // rest belong to scans.
-  static constexpr int kTargetStats = 0, kDraftStats = 2, kScanStats = 4;
-  SPECDEC_HD int64_t context_tile_stats() const {
-    return 7 + (p.rule == TreeRule::kKSeq ? kFactorsAtOnce : 0);
+  __device__ int64_t slot(const RowUnit& unit) const {
+    return unit.b * rows() + (unit.is_draft ? targets() : 0) + unit.i;
   }
-  __device__ TileStats tile_stats(int64_t context, int64_t i) const {
-    return tile_stats_array[context * context_tile_stats() + i];
+  __device__ int64_t target_slot(int64_t b, int64_t node) const { return b * rows() + node + 1; }
+  __device__ int64_t draft_slot(int64_t b, int64_t node) const {
+    return b * rows() + targets() + first_of_row[b * p.nodes + node];
   }
+  __device__ Survivor* list(int64_t b, int64_t node) const {
+    if (lists == nullptr) return nullptr;
+    return lists + (b * targets() + node + 1) * most_listed(p.vocab);
+  }
+  __device__ TileStats sum(int64_t b, int which) const { return sums[b * num_sums() + which]; }
+  __device__ NodeRecord* records_of(int64_t b) const { return records + b * targets(); }
 };
 
+// Opens sequence b. For one thread.
+inline __device__ void open(const TreeParams& p, int64_t b, TreeSequence& s) {
+  s.status = open_sequence(p, p.rule == TreeRule::kGreedy, b, p.nodes + 1, s);
+  s.nothing_to_verify = s.status != 0;
+  s.nodes = s.nothing_to_verify ? 0 : s.rows - 1;
+  s.max_tokens = most_new_tokens(p, s);
+}
+
+// Whether the node is present and valid.
+inline __device__ bool is_node(const TreeParams& p, const TreeSequence& s, int64_t n) {
+  return n < s.nodes && is_child(p, s.b, n, p.parent(s.b, n));
+}
+
+inline __device__ RowView row_after(const TreeParams& p, const TreeSequence& s, int64_t node) {
+  return target_row(p, s, node + 1);
+}
+
+// The mass that P is measured for: that of a direct row is the sum of its entries.
+inline __device__ Want want_of(const TreeParams& p, const TreeSequence& s) {
+  return s.direct ? Want::kLinear : p.rule == TreeRule::kMatch ? Want::kGumbel : Want::kMass;
+}
+
+// Whether the draft rows are measured. Those of probabilities, and those that come with what
+// `sample` returned, are not.
+inline __device__ bool measures_drafts(const TreeJob& job, const TreeSequence& s) {
+  return job.measures_drafts && s.draft_temperature > 0 && !s.greedy;
+}
+
 // Q of node n, at the token x. A one-hot draft has its mass on the node's own token.
-inline __device__ void open_draft(const TreeParams& p, const TreeTask& t, int64_t n, int64_t x,
+inline __device__ void open_draft(const TreeJob& job, const TreeSequence& s, int64_t n, int64_t x,
                                   DraftDistribution& d) {
-  const int64_t row = p.draft_row(t.b, n);
-  open_draft(p.draft, t.b, row, p.draft_statistic(t.b, row), x, t.draft_temperature, d);
-  if (d.form != DraftForm::kOneHot) return;
-  d.token = p.drafted(t.b, n);
-  d.q_x = x == d.token ? 1 : 0;
-  d.log_q_x = log(d.q_x);
-}
-
-// Reads parameters and target rows of sequence b. For one thread.
-inline __device__ void open_sequence(const TreeParams& p, int64_t b, TreeTask& t) {
-  t.accepted = 0;
-  t.status = open_sequence(p, p.rule == TreeRule::kGreedy, b, p.nodes + 1, t);
-  t.nothing_to_verify = t.status != 0;
-  t.nodes = t.nothing_to_verify ? 0 : t.rows - 1;
-  t.max_tokens = most_new_tokens(p, t);
-}
-
-// Reports nodes out of range. For the whole block.
-inline __device__ void check_nodes(BlockGroup& group, const TreeParams& p, TreeTask& t) {
-  int64_t faults = 0;
-  for (int64_t n = thread_id(); n < t.nodes; n += kThreads) {
-    faults += !p.valid_node(n, p.drafted(t.b, n), p.parent(t.b, n));
+  const TreeParams& p = job.p;
+  const int64_t row = p.draft_row(s.b, n);
+  open_draft(p.draft, s.b, row, p.draft_statistic(s.b, row), x, s.draft_temperature, d);
+  if (d.form == DraftForm::kOneHot) {
+    d.token = p.drafted(s.b, n);
+    d.q_x = x == d.token ? 1 : 0;
+    d.log_q_x = log_of(d.q_x);
   }
-  faults = group.sum(faults);
-  if (thread_id() == 0 && faults > 0) t.status |= kDraftOutOfRange;
-}
-
-// Fills the outputs as if nothing were emitted and no node tested.
-inline __device__ void clear_outputs(const BlockGroup& group, const TreeParams& p, int64_t b) {
-  if (group.rank() != 0) return;
-  for (int64_t i = thread_id(); i <= p.max_depth; i += kThreads) {
-    const int64_t at = b * (p.max_depth + 1) + i;
-    if (i < p.max_depth) put_id(p.path, p.parents_are_int64, b * p.max_depth + i, -1);
-    put_id(p.tokens, p.ids_are_int64, at, -1);
-    if (p.logprobs != nullptr) p.logprobs[at] = 0;
-  }
-  if (p.accept_probs == nullptr) return;
-  for (int64_t n = thread_id(); n < p.nodes; n += kThreads) p.accept_probs[b * p.nodes + n] = NAN;
+  if (d.form == DraftForm::kSparse && !d.invalid_at_token) look_up_sparse(d);
+  if (!d.unmeasured()) return;
+  const RowStats& stats = job.summaries[job.draft_slot(s.b, n)].stats;
+  d.row_checked = stats.valid;
+  d.set(stats);
 }
 
 }  // namespace specdec::cuda

@@ -6,204 +6,180 @@
 
 namespace specdec::cuda {
 
-class TraversalVerifier : public TreeVerifier {
+class Traversal : TreeVerifier {
  public:
   using TreeVerifier::TreeVerifier;
 
-  __forceinline__ __device__ void begin() {
-    t_.node = kNone;
-    t_.depth = 0;
-    t_.num_excluded = 0;
-    t_.gathers_children = false;
-    record_after(kNone).target_scale = 1;
-    t_.state = TreeState::kEnterNode;
-    go_on();
-  }
-
-  // Decides until there is an action for all threads.
-  __forceinline__ __device__ void go_on() {
-    do {
-      t_.action = TreeAction::kContinue;
-      decide();
-    } while (t_.action == TreeAction::kContinue);
+  // Depth first: descends to the first leaf and tests it; if it is rejected, its draft is
+  // subtracted from the residual of its parent, whose next child follows, or the parent itself is
+  // tested.
+  __device__ void run() {
+    int64_t node = kNone, depth = 0, child = kNone;
+    bool summed = false;  // the last scan has summed the residual of the row after `node`
+    one([&] { enter(kNone, kNone, depth, 1); });
+    for (bool descends = true;;) {
+      child = descends ? next_child(node, child, depth) : kNone;
+      descends = true;
+      if (child != kNone) {
+        const double accept_prob = weigh(node, depth, child);
+        if (accept_prob >= 0) {
+          ++depth;
+          one([&] { enter(child, node, depth, accept_prob); });
+          node = child;
+          child = kNone;
+          summed = false;
+          continue;
+        }
+      }
+      if (node < 0 || accepts(node)) return accept_path(node, depth, summed);
+      child = node;
+      node = record_after(child).parent;
+      --depth;
+      descends = subtract(node, depth, child, summed);
+    }
   }
 
  private:
-  __forceinline__ __device__ void decide() {
-    switch (t_.state) {
-      case TreeState::kEnterNode:
-        return enter_node();
-      case TreeState::kNextChild:
-        return t_.child < 0 ? go_to(TreeState::kTestNode) : try_child();
-      case TreeState::kTargetMeasured:
-        return target_measured();
-      case TreeState::kOpenDraft:
-        open_draft_of_child();
-        return measure_draft(TreeState::kDraftMeasured);
-      case TreeState::kDraftMeasured:
-        return weigh_child();
-      case TreeState::kResidualRead:
-        return enter_child(next_p_scale(
-            1.0, probability_ratio(t_.residual_at_x / t_.residual_mass, t_.draft.q_x)));
-      case TreeState::kTestNode:
-        return test_node();
-      case TreeState::kReject:
-        return reject_node();
-      case TreeState::kParentMeasured:
-        return parent_measured();
-      case TreeState::kAcceptPath:
-        return accept_path();
-      case TreeState::kRescanned:
-        return draw_recovered();
-      case TreeState::kReadRowAgain:
-        return measure_target(TreeState::kRowReadAgain);
-      case TreeState::kRowReadAgain:
-        return draw_from_target();
-      default:
-        return emit(t_.token);
-    }
-  }
-
   // The record of the target row after a node; the root's record is the last one.
-  __forceinline__ __device__ NodeRecord& record_after(int64_t node) const {
-    return t_.records[node < 0 ? p_.nodes : node];
+  __device__ NodeRecord& record_after(int64_t node) const {
+    return records()[node < 0 ? p_.nodes : node];
   }
 
-  __forceinline__ __device__ void enter_node() {
-    t_.child = kNone;
-    t_.residual_is_summed = false;
-    NodeRecord& r = record_after(t_.node);
-    r.accept_prob = r.target_scale;
+  // Descends to a node whose acceptance probability, before its own children count, is given. For
+  // one thread.
+  __device__ void enter(int64_t node, int64_t parent, int64_t depth, double accept_prob) const {
+    NodeRecord& r = record_after(node);
+    r.parent = parent;
+    r.target_scale = r.accept_prob = accept_prob;
     r.residual_mass = 1;
     r.first_draft = r.last_draft = kNone;
     r.status = 0;
-    r.measured = false;
-    r.ends_path = ends_here();
-    r.ends_path || t_.depth >= p_.max_depth ? go_to(TreeState::kTestNode) : find_child();
+    r.ends_path = ends_at(depth, node);
   }
 
-  __forceinline__ __device__ void find_child() {
-    t_.state = TreeState::kNextChild;
-    t_.action = TreeAction::kFindChild;
+  // The first child of a node after `child`, kNone if there is none to try.
+  __device__ int64_t next_child(int64_t node, int64_t child, int64_t depth) {
+    if (record_after(node).ends_path || depth >= p_.max_depth) return kNone;
+    constexpr uint64_t kNoChild = ~uint64_t{0};
+    uint64_t first = kNoChild;
+    int64_t n = (child > node ? child : node) + 1 + thread_id();
+    for (; n < q_.nodes && first == kNoChild; n += kThreads) {
+      if (is_child(p_, q_.b, n, node)) first = static_cast<uint64_t>(n);
+    }
+    first = block_.min(first);
+    return first == kNoChild ? kNone : static_cast<int64_t>(first);
   }
 
-  // Makes the row after the current node the current row again, with its residual.
-  __forceinline__ __device__ void restore_row() {
-    const NodeRecord& r = record_after(t_.node);
-    open_row();
-    copy(t_.stats, r.stats);
-    t_.target_scale = r.target_scale;
+  // Makes the row after a node the current one again, with its residual. For one thread.
+  __device__ void restore(int64_t node, int64_t depth) const {
+    const NodeRecord& r = record_after(node);
+    open_step(job_, node, depth, r.target_scale);
     t_.residual_mass = r.residual_mass;
     t_.first_draft = r.first_draft;
     t_.last_draft = r.last_draft;
-    t_.scan = ScanKind::kResidual;
   }
 
-  __forceinline__ __device__ void try_child() {
-    restore_row();
-    const bool measured = record_after(t_.node).measured;
-    measured ? go_to(TreeState::kOpenDraft) : measure_target(TreeState::kTargetMeasured);
-  }
-
-  __forceinline__ __device__ void target_measured() {
-    NodeRecord& r = record_after(t_.node);
-    r.measured = t_.stats.valid;
-    copy(r.stats, t_.stats);
-    if (!r.measured) r.status = kTargetInvalid;
-    go_to(r.measured ? TreeState::kOpenDraft : TreeState::kTestNode);
-  }
-
-  __forceinline__ __device__ void weigh_child() {
-    if (t_.draft.invalid_at_token) {
-      record_after(t_.node).status = kDraftInvalid;
-      return go_to(TreeState::kTestNode);
+  // The acceptance probability of a child before its own children count; negative if a row is not
+  // valid: then the node is tested as if it had no further children.
+  __device__ double weigh(int64_t node, int64_t depth, int64_t child) {
+    const int32_t fault = by_one([&] {
+      restore(node, depth);
+      int32_t status = t_.target.stats.valid ? 0 : kTargetInvalid;
+      if (status == 0) {
+        open_child(job_, child, child);
+        status = t_.draft.invalid_at_token ? kDraftInvalid : 0;
+      }
+      if (status != 0) {
+        record_after(node).status = status;
+      } else {
+        records()[child].draft = t_.draft;
+        records()[child].logprob = target_logprob(t_.x);
+      }
+      return status;
+    });
+    if (fault != 0) return -1;
+    const bool inside = t_.x < p_.vocab;
+    if (t_.first_draft >= 0 && inside) {
+      const double left = residual_at_child(ScanKind::kResidual);
+      return by_one([&] {
+        return next_p_scale(1.0, probability_ratio(left / t_.residual_mass, t_.draft.q_x));
+      });
     }
-    NodeRecord& r = keep_draft(t_.child);
-    r.logprob = target_logprob(t_.x);
-    if (t_.first_draft >= 0 && t_.x < p_.vocab) return read_residual(TreeState::kResidualRead);
-    double ratio = 0;
-    if (t_.first_draft < 0 && t_.x < p_.vocab) {
-      ratio = ratio_of_draft(t_.direct, at(t_.row, t_.x), r.logprob, t_.draft);
-    }
-    enter_child(next_p_scale(t_.target_scale, ratio));
-  }
-
-  // Descends to the child, whose acceptance probability before its own children count is given.
-  __forceinline__ __device__ void enter_child(double accept_prob) {
-    NodeRecord& r = record_after(t_.child);
-    r.parent = t_.node;
-    r.target_scale = accept_prob;
-    t_.node = t_.child;
-    ++t_.depth;
-    go_to(TreeState::kEnterNode);
+    return by_one([&] {
+      double ratio = 0;
+      if (inside && t_.first_draft < 0) {
+        ratio = ratio_of_draft(q_.direct, at(t_.row, t_.x), records()[child].logprob, t_.draft);
+      }
+      return next_p_scale(t_.target_scale, ratio);
+    });
   }
 
   // Every node has a uniform of its own at the first position: siblings and depths share none.
-  __forceinline__ __device__ void test_node() {
-    t_.child = t_.node;
-    if (t_.node < 0) return go_to(TreeState::kAcceptPath);
-    const double h = record_after(t_.node).accept_prob;
-    record_accept_prob(t_.node, h);
-    go_to(accept_uniform(p_, t_, t_.node, 0, t_.node) < h ? TreeState::kAcceptPath
-                                                          : TreeState::kReject);
+  __device__ bool accepts(int64_t node) {
+    return by_one([&] {
+      const double h = record_after(node).accept_prob;
+      record_accept_prob(node, h);
+      return accept_uniform(p_, q_, node, 0, node) < h;
+    });
   }
 
-  // Subtracts the draft of the rejected node from the residual of its parent.
-  __forceinline__ __device__ void reject_node() {
-    t_.node = record_after(t_.child).parent;
-    --t_.depth;
-    restore_row();
-    copy(t_.draft, t_.records[t_.child].draft);
-    copy(t_.q_stats, t_.records[t_.child].q_stats);
-    push_draft(t_.child, t_.residual_mass);
-    scan(ScanKind::kResidual, TreeState::kParentMeasured);
-    t_.residual_is_summed =
-        t_.direct || !t_.draft.lists_tokens() || t_.first_draft != t_.last_draft;
-    if (!t_.residual_is_summed) t_.action = TreeAction::kSumResidualOfFew;
-  }
-
-  __forceinline__ __device__ void parent_measured() {
-    NodeRecord& r = record_after(t_.node);
-    const bool ends = !t_.drafts_valid || !(t_.second_sum > 0);
-    if (ends) {
-      r.status = t_.drafts_valid ? kEmptyResidual : kDraftInvalid;
-      t_.residual_is_summed = false;
-      pop_draft();
+  // Subtracts the draft of a rejected child from the residual of its parent. Returns whether the
+  // next child may be tried.
+  __device__ bool subtract(int64_t node, int64_t depth, int64_t child, bool& summed) {
+    one([&] {
+      restore(node, depth);
+      t_.child = child;
+      t_.x = p_.drafted(q_.b, child);
+      t_.draft = records()[child].draft;
+      push_draft(t_.residual_mass);
+    });
+    // P is read at the drafted tokens alone where the first draft lists them.
+    summed = q_.direct || !t_.draft.lists_tokens() || t_.first_draft != t_.last_draft;
+    if (summed) {
+      sum_residual(ScanKind::kResidual);
     } else {
-      r.accept_prob = block_accept_prob(r.accept_prob, t_.positive_sum, t_.second_sum);
-      r.residual_mass = t_.second_sum;
+      sum_residual_of_few(block_, t_.draft, t_.row, t_.target.stats, t_.target_scale,
+                          t_.positive_sum, t_.second_sum);
+      one([&] { t_.drafts_valid = true; });
     }
-    r.first_draft = t_.first_draft;
-    r.last_draft = t_.last_draft;
-    ends ? go_to(TreeState::kTestNode) : find_child();
+    const bool goes_on = by_one([&] {
+      NodeRecord& r = record_after(node);
+      const bool ends = !t_.drafts_valid || !(t_.second_sum > 0);
+      if (ends) {
+        r.status = t_.drafts_valid ? kEmptyResidual : kDraftInvalid;
+        pop_draft();
+      } else {
+        r.accept_prob = block_accept_prob(r.accept_prob, t_.positive_sum, t_.second_sum);
+        r.residual_mass = t_.second_sum;
+      }
+      r.first_draft = t_.first_draft;
+      r.last_draft = t_.last_draft;
+      return !ends;
+    });
+    summed = summed && goes_on;
+    return goes_on;
   }
 
-  __forceinline__ __device__ void accept_path() {
-    const NodeRecord& r = record_after(t_.node);
-    t_.accepted = static_cast<int32_t>(t_.depth);
-    int64_t depth = t_.depth;
-    for (int64_t n = t_.node; n >= 0; n = record_after(n).parent) {
-      write(--depth, n, p_.drafted(t_.b, n), t_.records[n].logprob);
+  __device__ void accept_path(int64_t node, int64_t depth, bool summed) {
+    const NodeRecord& r = record_after(node);
+    one([&] {
+      s_.accepted = static_cast<int32_t>(depth);
+      int64_t at_depth = depth;
+      for (int64_t n = node; n >= 0; n = record_after(n).parent) {
+        write(--at_depth, n, p_.drafted(q_.b, n), records()[n].logprob);
+      }
+    });
+    if (r.ends_path) return;
+    report(r.status);
+    if (r.status == kTargetInvalid) return;
+    one([&] { restore(node, depth); });
+    if (r.first_draft >= 0) {
+      if (!summed) sum_residual(ScanKind::kResidual);
+      if (t_.positive_sum > 0) return emit(draw_residual(ScanKind::kResidual));
+      report(kEmptyResidual);
     }
-    if (r.ends_path) return finish();
-    t_.status |= r.status;
-    if (r.status == kTargetInvalid) return finish();
-    if (r.first_draft < 0) return go_to(TreeState::kReadRowAgain);
-    restore_row();
-    t_.residual_is_summed ? go_to(TreeState::kRescanned)
-                          : scan(ScanKind::kResidual, TreeState::kRescanned);
-  }
-
-  __forceinline__ __device__ void draw_recovered() {
-    if (t_.positive_sum > 0) return draw(true);
-    t_.status |= kEmptyResidual;
-    go_to(TreeState::kReadRowAgain);
-  }
-
-  __forceinline__ __device__ void draw_from_target() {
-    if (t_.stats.valid) return draw(false);
-    t_.status |= kTargetInvalid;
-    finish();
+    if (!t_.target.stats.valid) return report(kTargetInvalid);
+    emit(draw_target());
   }
 };
 

@@ -1,89 +1,127 @@
+// The op verify_tree on CUDA devices, in two launches:
+//   rows    (rows.cuh)                   measures rows
+//   decide  (decide.cuh, traversal.cuh)  a block for each sequence goes through its tree
 #include "cuda/launch.cuh"
-#include "cuda/tree/verify_tree.cuh"
+#include "cuda/tree/decide.cuh"
+#include "cuda/tree/rows.cuh"
+#include "cuda/tree/traversal.cuh"
 #include "specdec/tree.h"
 
 namespace specdec::cuda {
 namespace {
 
-constexpr int kTreeBlocksPerProcessor = 2;
+// Fills the outputs as if nothing were emitted and no node tested.
+__device__ void clear_outputs(const TreeParams& p, int64_t b) {
+  for (int64_t i = thread_id(); i <= p.max_depth; i += kThreads) {
+    const int64_t at = b * (p.max_depth + 1) + i;
+    if (i < p.max_depth) put_id(p.path, p.parents_are_int64, b * p.max_depth + i, -1);
+    put_id(p.tokens, p.ids_are_int64, at, -1);
+    if (p.logprobs != nullptr) p.logprobs[at] = 0;
+  }
+  if (p.accept_probs == nullptr) return;
+  for (int64_t n = thread_id(); n < p.nodes; n += kThreads) p.accept_probs[b * p.nodes + n] = NAN;
+}
 
-__global__ void __launch_bounds__(kThreads, kTreeBlocksPerProcessor)
+// Reports nodes out of range.
+__device__ void check_nodes(ThreadBlock& block, const TreeParams& p, TreeSequence& s) {
+  int64_t faults = 0;
+  for (int64_t n = thread_id(); n < s.nodes; n += kThreads) {
+    faults += !p.valid_node(n, p.drafted(s.b, n), p.parent(s.b, n));
+  }
+  faults = block.sum(faults);
+  if (thread_id() == 0 && faults > 0) s.status |= kDraftOutOfRange;
+}
+
+// Called and not inlined: together they need more registers.
+template <class Verifier>
+SPECDEC_NOINLINE __device__ void run(const TreeJob& job) {
+  __syncthreads();
+  auto& s = *shared_memory<TreeShared>();
+  ThreadBlock block(s);
+  Verifier(block, job, s).run();
+}
+
+constexpr int kTreeBlocks = 2;  // that run at once on a multiprocessor
+
+__global__ void __launch_bounds__(kThreads, kTreeBlocks)
     tree_kernel(const __grid_constant__ TreeJob job) {
-  BlockGroup group = BlockGroup::mine();
+  auto& s = *shared_memory<TreeShared>();
+  ThreadBlock block(s);
+  const TreeParams& p = job.p;
+  const int64_t b = blockIdx.x;
+  clear_outputs(p, b);
   if (thread_id() == 0) {
-    TreeTask& t = group.task<TreeTask>();
-    t.stats_buffer = t.draft_stats_buffer = 0;
-    t.rank = group.rank();
-    t.context = blockIdx.x / group.size();
-    t.records = job.records + blockIdx.x * (job.p.nodes + 1);
-    t.excluded = job.excluded + blockIdx.x * job.p.nodes;
-    t.node_sets = job.node_sets + blockIdx.x * 3 * job.words();
+    open(p, b, s.sequence);
+    s.accepted = 0;
   }
   __syncthreads();
-  int64_t b = blockIdx.x / group.size();
-  while (b < job.p.batch) {
-    verify(group, job, b);
-    b = group.task<TreeTask>().b + gridDim.x / group.size();
+  TreeSequence& q = s.sequence;
+  check_nodes(block, p, q);
+  if (!q.nothing_to_verify && q.max_tokens > 0) {
+    p.rule == TreeRule::kTraversal && !q.greedy ? run<Traversal>(job) : run<TopDown>(job);
   }
+  if (thread_id() != 0) return;
+  p.num_accepted[b] = s.accepted;
+  p.status[b] = q.status;
 }
 
 bool needs_best(const TreeParams& p) {
   return cuda::needs_best(p.sampling, p.rule == TreeRule::kMatch || p.rule == TreeRule::kGreedy);
 }
 
-// Offsets into the workspace, which begins with the records.
-struct WorkspaceLayout {
-  int64_t excluded, node_sets, tile_stats, bytes;
+bool filters(const TreeParams& p) {
+  return p.rule != TreeRule::kGreedy && may_filter(p.sampling, p.vocab);
+}
 
-  WorkspaceLayout(const TreeParams& p, const TreeJob& job) {
-    const int64_t blocks = job.plan.groups * job.plan.group_size;
-    // Rules that do not read the draft keep no records.
-    const int64_t nodes = p.reads_draft() ? p.nodes : -1;
-    excluded = round_up(blocks * (nodes + 1) * static_cast<int64_t>(sizeof(NodeRecord)));
-    node_sets =
-        excluded +
-        round_up(nodes > 0 ? blocks * nodes * static_cast<int64_t>(sizeof(ExcludedToken)) : 0);
-    tile_stats =
-        node_sets + round_up(blocks * 3 * job.words() * static_cast<int64_t>(sizeof(uint32_t)));
-    bytes = tile_stats + job.plan.groups * job.context_tile_stats() *
-                             TileStatsArray::bytes(warp_tiles_of(p), needs_best(p));
-  }
-};
+// Lays the arrays of a call out in its workspace; returns their size.
+int64_t lay_out(TreeJob& job, char* workspace) {
+  const TreeParams& p = job.p;
+  const int64_t targets = p.batch * job.targets();
+  Layout layout(workspace);
+  layout.array(job.summaries, p.batch * job.rows());
+  layout.array(job.tickets, p.batch * job.rows());
+  layout.array(job.lists, filters(p) ? targets * most_listed(p.vocab) : 0);
+  job.tile_stats = layout.statistics(p.batch * job.rows(), warp_tiles_of(p), needs_best(p));
+  job.sums =
+      layout.statistics(p.reads_draft() ? p.batch * job.num_sums() : 0, warp_tiles_of(p), false);
+  layout.array(job.records, p.reads_draft() ? targets : 0);
+  layout.array(job.excluded, p.reads_draft() ? p.batch * p.nodes : 0);
+  layout.array(job.node_sets, p.batch * 3 * job.words());
+  layout.array(job.first_of_row, job.measures_drafts ? p.batch * p.nodes : 0);
+  return layout.bytes();
+}
 
-GroupKernel<TreeJob> kernel(tree_kernel, kTreeBlocksPerProcessor);
+TreeJob job_of(const TreeParams& p) {
+  TreeJob job = {};
+  job.p = p;
+  job.measures_drafts =
+      p.reads_draft() && p.kind == Kind::kLogits && p.draft.form == DraftForm::kRows;
+  return job;
+}
 
 }  // namespace
 
-// How the launch shares its work: the group of a sequence reads rows in order, because most rows of
-// a tree are not on the path.
-static cudaError_t plan_of(const TreeParams& p, CudaPlan* plan) {
-  Device device;
-  const cudaError_t status = kernel.device(&device);
-  if (status != cudaSuccess) return status;
-  *plan = make_plan({Schedule::kLazy, 0}, device, {p.batch, 1, warp_tiles_of(p), true});
-  return cudaSuccess;
-}
-
 int64_t workspace_bytes(const TreeParams& p) {
-  TreeJob job = {};
-  job.p = p;
-  // A device that cannot be asked fails at the launch.
-  return plan_of(p, &job.plan) == cudaSuccess ? WorkspaceLayout(p, job).bytes : 0;
+  TreeJob job = job_of(p);
+  return lay_out(job, nullptr);
 }
 
 int verify_tree(const TreeParams& p, void* workspace, void* stream) {
   if (p.batch == 0) return cudaSuccess;
-  TreeJob job = {};
-  job.p = p;
-  const cudaError_t status = plan_of(p, &job.plan);
+  int processors = 0;
+  cudaError_t status = multiprocessors(&processors);
   if (status != cudaSuccess) return status;
-  const WorkspaceLayout layout(p, job);
-  char* const memory = static_cast<char*>(workspace);
-  job.records = reinterpret_cast<NodeRecord*>(memory);
-  job.excluded = reinterpret_cast<ExcludedToken*>(memory + layout.excluded);
-  job.node_sets = reinterpret_cast<uint32_t*>(memory + layout.node_sets);
-  job.tile_stats_array = {memory + layout.tile_stats, warp_tiles_of(p), needs_best(p)};
-  return kernel.launch(job, stream);
+  TreeJob job = job_of(p);
+  lay_out(job, static_cast<char*>(workspace));
+  job.launch_id = next_launch_id();
+  const int64_t units = p.batch * job.rows();
+  job.splits = splits_of(processors, units, warp_tiles_of(p));
+  status =
+      launch_blocks(tree_rows_kernel, job, units * job.splits,
+                    filters(p) ? sizeof(FilteredTreeRowsShared) : sizeof(TreeRowsShared), stream);
+  if (status != cudaSuccess) return status;
+  return launch_blocks(tree_kernel, job, p.batch,
+                       filters(p) ? sizeof(FilteredTreeShared) : sizeof(TreeShared), stream);
 }
 
 }  // namespace specdec::cuda

@@ -1,8 +1,5 @@
 #pragma once
-// A block group: the thread blocks that work on one row or sequence together. On sm_90 and later it
-// is a thread-block cluster, before that a single block; the code that includes this file does not
-// depend on which.
-#include <cooperative_groups.h>
+// One thread block: its threads, its shared memory, and folds over it.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -20,10 +17,8 @@ constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 constexpr int kWarps = kThreads / kLanes;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kBins = 2048;        // of one pass of a selection
-constexpr int kCandidates = 2048;  // keys that a selection keeps
 // Blocks that run at once on a multiprocessor, for kernels whose loops do with 64 registers. With
-// as few, code for other devices than sm_90 spills. The launcher asks the device how many fit.
+// as few, code for other devices than sm_90 spills.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int kBlocksWithFewRegisters = 3;
 #else
@@ -36,16 +31,7 @@ struct BlockShared {
   int64_t broadcast[2];
 };
 
-struct Shared : BlockShared {
-  unsigned long long bins[kBins];
-  uint32_t candidates[kCandidates];  // ordered keys
-  uint32_t num_candidates;
-  // The state of the sequence that the kernel works on. It is kept here because the loops over
-  // entries need the registers.
-  alignas(16) unsigned char task[1184];
-};
-
-template <class T = Shared>
+template <class T>
 inline __device__ T* shared_memory() {
 #ifdef __CUDACC__
   return reinterpret_cast<T*>(specdec_dynamic_shared);
@@ -74,51 +60,6 @@ inline __device__ To bits_as(From from) {
   memcpy(&to, &from, sizeof to);
   return to;
 }
-
-// Access to the shared memory of other blocks needs sm_90.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-struct Cluster {
-  __device__ unsigned rank() const { return 0; }
-  __device__ unsigned size() const { return 1; }
-  __device__ void sync() const { __syncthreads(); }
-  template <class T>
-  __device__ T* remote(T* mine, unsigned) const {
-    return mine;
-  }
-};
-#else
-// Not inlined: it takes 60 instructions, and a kernel has several of them.
-inline SPECDEC_NOINLINE __device__ void sync_cluster() {
-  cooperative_groups::this_cluster().sync();
-}
-
-struct Cluster {
-  // Read at every use, like the thread's id.
-  __device__ unsigned rank() const {
-#ifdef __CUDA_ARCH__
-    unsigned rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-#else
-    return cooperative_groups::this_cluster().block_rank();
-#endif
-  }
-  __device__ unsigned size() const {
-#ifdef __CUDA_ARCH__
-    unsigned size;
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-    return size;
-#else
-    return cooperative_groups::this_cluster().num_blocks();
-#endif
-  }
-  __device__ void sync() const { sync_cluster(); }
-  template <class T>
-  __device__ T* remote(T* mine, unsigned rank) const {
-    return cooperative_groups::this_cluster().map_shared_rank(mine, rank);
-  }
-};
-#endif
 
 struct Add {
   template <class T>
@@ -151,54 +92,13 @@ inline __device__ uint32_t warp_max(uint32_t value) {
 #endif
 }
 
-// Every thread of every block of a group holds one; its fields are the same in all of
-// them. All blocks also compute the same results of reductions, and so make the same decisions:
-// no block waits for the decision of another.
-struct BlockGroup {
-  BlockShared* shared;
-  unsigned exchange_buffer;  // which buffer of Shared::exchange the next reduction writes
+// Every thread of a block holds one. All of them call a fold, and all get its result.
+class ThreadBlock {
+ public:
+  __device__ explicit ThreadBlock(BlockShared& shared) : shared_(shared) {}
 
-  static __device__ BlockGroup mine() { return {shared_memory(), 0}; }
-
-  __device__ unsigned rank() const { return Cluster().rank(); }
-  __device__ unsigned size() const { return Cluster().size(); }
-
-  // The number of this group in the grid.
-  __device__ unsigned index() const {
-#ifdef __CUDA_ARCH__
-    unsigned block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    return block / size();
-#else
-    return blockIdx.x / size();
-#endif
-  }
-
-  __device__ void sync() const {
-    if (size() == 1) {
-      __syncthreads();
-    } else {
-      Cluster().sync();
-    }
-  }
-
-  template <class T>
-  __device__ T& task() const {
-    static_assert(sizeof(T) <= sizeof Shared::task, "fits");
-    return *reinterpret_cast<T*>(shared_memory()->task);
-  }
-
-  // The same place in the shared memory of another block.
-  template <class T>
-  __device__ T* remote(T* mine, unsigned other) const {
-    return Cluster().remote(mine, other);
-  }
-
-  // The first warp tile of this warp and the step to its next one, if `splits` groups share a row.
-  __device__ int64_t first_warp_tile(int split) const {
-    return (int64_t{split} * size() + rank()) * kWarps + warp_id();
-  }
-  __device__ int64_t warp_tile_step(int splits) const { return int64_t{splits} * size() * kWarps; }
+  // Two words for what one thread tells the others.
+  __device__ int64_t* broadcast() const { return shared_.broadcast; }
 
   // Folds one value of each warp, in the order of the warps. Calls alternate between two buffers,
   // so that each needs one barrier only.
@@ -250,8 +150,8 @@ struct BlockGroup {
   template <class T>
   __device__ uint64_t* exchange(T value) {
     static_assert(sizeof(T) == 8, "one word");
-    uint64_t* const buffer = shared->exchange[exchange_buffer];
-    exchange_buffer ^= 1;
+    uint64_t* const buffer = shared_.exchange[next_];
+    next_ ^= 1;
     if (lane_id() == 0) buffer[warp_id()] = bits_as<uint64_t>(value);
     __syncthreads();
     return buffer;
@@ -260,6 +160,9 @@ struct BlockGroup {
   static __device__ T read(const uint64_t* buffer, int warp) {
     return bits_as<T>(buffer[warp]);
   }
+
+  BlockShared& shared_;
+  unsigned next_ = 0;  // which buffer of Shared::exchange the next fold writes
 };
 
 }  // namespace specdec::cuda
