@@ -1,7 +1,8 @@
 """The CUDA source of `verify_tree`, run on the CPU by the SIMT emulator.
 
 Every case has to agree with the C++ kernels, and give the same bits for every
-number of blocks that share a row, every order of threads and any workspace. test_simt_ops.py has the terms.
+number of blocks that share a row, every order of threads and any workspace. test_simt_ops.py has
+the terms.
 """
 
 from __future__ import annotations
