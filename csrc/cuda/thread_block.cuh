@@ -61,6 +61,16 @@ inline __device__ To bits_as(From from) {
   return to;
 }
 
+// What other threads may be changing.
+template <class T>
+inline __device__ T peek(const T* word) {
+#ifdef __CUDACC__
+  return *static_cast<const volatile T*>(word);
+#else
+  return simt::relaxed_load(word);
+#endif
+}
+
 struct Add {
   template <class T>
   __device__ T operator()(T a, T b) const {

@@ -7,15 +7,6 @@
 
 namespace specdec::cuda {
 
-// What other blocks may be changing.
-inline __device__ unsigned long long word_of(const unsigned long long* word) {
-#ifdef __CUDACC__
-  return *static_cast<const volatile unsigned long long*>(word);
-#else
-  return simt::relaxed_load(word);
-#endif
-}
-
 // The memory order of an arrival, for the device and for the emulator: it releases what the threads
 // wrote before the barrier in front of it, and acquires what earlier arrivals released.
 #define SPECDEC_ARRIVAL "acq_rel"
@@ -42,7 +33,7 @@ constexpr int kMostArrivals = 255;  // that a ticket counts
 inline __device__ void begin_arrivals(unsigned long long* ticket, uint64_t launch_id,
                                       unsigned count) {
   if (count == 1) return;
-  const unsigned long long seen = word_of(ticket);
+  const unsigned long long seen = peek(ticket);
   if (seen >> 16 != launch_id)
     atomicCAS(ticket, seen, static_cast<unsigned long long>(launch_id) << 16);
 }
@@ -76,7 +67,7 @@ inline __device__ Arrival arrive(Arrival& shared, unsigned long long* ticket, un
 constexpr int kNoLimit = 0xffff;
 
 inline __device__ int limit_of(const unsigned long long* word, uint64_t launch_id) {
-  const unsigned long long seen = word_of(word);
+  const unsigned long long seen = peek(word);
   return seen >> 16 == launch_id ? static_cast<int>(seen & 0xffff) : kNoLimit;
 }
 
@@ -84,7 +75,7 @@ inline __device__ void lower_limit(unsigned long long* word, uint64_t launch_id,
   if (limit >= kNoLimit) return;
   const auto wanted =
       static_cast<unsigned long long>(launch_id << 16 | static_cast<uint64_t>(limit));
-  unsigned long long seen = word_of(word);
+  unsigned long long seen = peek(word);
   while (seen >> 16 != launch_id || seen > wanted) {
     const unsigned long long before = atomicCAS(word, seen, wanted);
     if (before == seen) return;

@@ -26,7 +26,8 @@ inline unsigned long long atomic_add(const char* order, unsigned long long* addr
                                      unsigned long long value) {
   return update(address, [&](unsigned long long old) { return old + value; }, order);
 }
-inline unsigned long long relaxed_load(const unsigned long long* address) {
+template <class T>
+T relaxed_load(const T* address) {
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -27,19 +28,20 @@ def test_a_draw_stays_in_the_row_whatever_the_uniform(simt, u, tile):
     assert 0 <= before < MASS
 
 
-@pytest.mark.parametrize("before", [0, 5, emulator.ALL_ONES, 17 << 16 | 2])
-@pytest.mark.parametrize("skipping", [None, 0, 3, 4])
-def test_the_last_arrival_knows_itself_and_leaves_no_count(simt, before, skipping):
-    launch, count, ticket = 0x123456789ABC, 5, before
-    for n in range(count):
-        skips = n == skipping
-        last, skipped, ticket = simt.arrive(ticket, launch, count, skips)
-        assert last == (n == count - 1)
-        assert ticket & 0xFF == (0 if last else n + 1)
-    assert ticket == 0
-    assert skipped == (skipping is not None)
-    assert simt.arrive(before, launch, 1, False) == (True, False, before)
-    assert simt.arrive(before, launch, 1, True) == (True, True, before)
+def test_the_last_arrival_knows_itself_and_leaves_no_count(simt):
+    launch, count = 0x123456789ABC, 5
+    for before, skipping in itertools.product(
+        (0, 5, emulator.ALL_ONES, 17 << 16 | 2), (None, 0, 3, 4)
+    ):
+        ticket = before
+        for n in range(count):
+            last, skipped, ticket = simt.arrive(ticket, launch, count, n == skipping)
+            assert last == (n == count - 1)
+            assert ticket & 0xFF == (0 if last else n + 1)
+        assert ticket == 0
+        assert skipped == (skipping is not None)
+        assert simt.arrive(before, launch, 1, False) == (True, False, before)
+        assert simt.arrive(before, launch, 1, True) == (True, True, before)
 
 
 def test_a_limit_is_that_of_its_launch_and_only_falls(simt):

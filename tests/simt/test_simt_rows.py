@@ -27,6 +27,7 @@ def rows_written(simt, b, others=0):
     return simt.last_written() / (b * (ROW_BYTES + others))
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("rule", ["token", "lenient", "greedy"])
 def test_rows_behind_a_rejection_are_not_read(simt, rule):
     """Where blocks run one after the other the first rejection is known in time."""
@@ -42,6 +43,7 @@ def test_rows_behind_a_rejection_are_not_read(simt, rule):
     assert counts[1.0] >= kinds * gamma + 1
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("acceptance", [0.0, 0.5])
 @pytest.mark.parametrize("order", ["forward", "reverse", "interleaved-1", "interleaved-2"])
 def test_when_a_rejection_is_known_changes_no_bit(simt, acceptance, order):
@@ -53,6 +55,7 @@ def test_when_a_rejection_is_known_changes_no_bit(simt, acceptance, order):
         assert_outputs_equal("verify_chain", got, want)
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("acceptance", [0.0, 0.7])
 def test_a_replayed_launch_finds_no_arrivals_and_no_limit(simt, rule, acceptance):
@@ -75,6 +78,7 @@ def test_rows_of_probabilities_are_read_to_draw_from_alone(simt, gamma, acceptan
     assert_outputs_equal("verify_chain", got, want)
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("kind", ["logits", "probs"])
 def test_drafts_beyond_the_first_32_are_tested_by_their_own_rows(simt, kind):
     """A warp tests 32 drafts side by side, then the next ones.
@@ -95,6 +99,7 @@ def test_hundreds_of_drafts_are_verified(simt, rule):
     outputs(simt, chain_case(0, 650, 67, rule=rule))
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("order", list(emulator.ORDERS)[1:])
 def test_a_block_that_skips_its_part_is_remembered(simt, order):
     """A row that was not read whole has no summary, whoever arrives last."""

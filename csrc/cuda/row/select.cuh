@@ -295,10 +295,7 @@ class Selection {
           c_.keys[at] = key;
           c_.ids[at] = id;
         },
-        [&] {
-          const uint32_t count = *static_cast<volatile const uint32_t*>(&c_.count);
-          return __any_sync(kAllLanes, count > kMostListed) != 0;
-        });
+        [&] { return __any_sync(kAllLanes, peek(&c_.count) > kMostListed) != 0; });
     __syncthreads();
     return c_.count <= kMostListed;
   }
