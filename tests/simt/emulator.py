@@ -31,6 +31,8 @@ COMPILE = (
 
 # So few multiprocessors that small cases fill them.
 MULTIPROCESSORS = 4
+# A device whose attributes the launcher does not keep, because its number is too large.
+UNKNOWN_DEVICE = 100
 # The orders in which threads can run: whether from the last to the first, the seed of a random
 # order or 0, and how many block groups take turns; the others run one group after the other.
 ORDERS = {
@@ -96,7 +98,7 @@ class Library:
             yield
         finally:
             self._native.simt_order(*ORDERS["forward"])
-            self._native.simt_device(MULTIPROCESSORS, 9)
+            self._native.simt_device(MULTIPROCESSORS, UNKNOWN_DEVICE)
             self._native.simt_workspace(ALL_ONES)
 
     def last_bytes(self) -> int:

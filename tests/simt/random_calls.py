@@ -84,11 +84,10 @@ def of_ratio_tests(r: Source, arguments: dict) -> dict:
 
 def devices(r: Source) -> Iterator[dict]:
     """A device where one block reads a row, and another, each with a way to run."""
-    for processors in (1, r.choice((2, 7, 16, 100))):
+    for processors in (0, r.choice((1, 2, 7, 100))):
         yield {
             "processors": processors,
             "order": r.choice(list(emulator.ORDERS)),
-            "capability": r.choice((8, 9, 9)),
             "fill": r.choice(FILLS),
         }
 

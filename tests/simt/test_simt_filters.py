@@ -69,7 +69,7 @@ def both(simt, name, function, *args, **kwargs):
     """The outputs of the C++ kernel, which those of the emulator must be on devices of any size."""
     want = function(getattr(torch.ops.specdec_kernels, name).default, *args, **kwargs)
     first = None
-    for processors in (1, 16):
+    for processors in (0, 16):
         with simt.running(processors=processors, order="interleaved-1"):
             got = function(simt.op(name), *args, **kwargs)
         assert_outputs_close(name, got, want)
@@ -107,6 +107,14 @@ def test_hard_rows_are_verified_as_by_the_cpu_kernels(simt, rule):
                     **filters_of(filters, v))  # fmt: skip
         statuses |= set(want[2].tolist())
     assert statuses <= {0, 4}
+
+
+def test_a_uniform_of_0_draws_the_first_survivor(simt):
+    target = zipf(2, 700, torch.Generator().manual_seed(7)).view(1, 2, 700)
+    tokens = target[:, :1].argmax(-1)
+    want = both(simt, "verify_chain", verify, target, tokens, top_k=9, seeds=SEEDS[:1],
+                uniforms=torch.zeros(1, 2).double())  # fmt: skip
+    assert want[0][0, 1] == target[0, 1].topk(9).indices.min()
 
 
 @pytest.mark.covering(emulated=1)

@@ -49,7 +49,7 @@ SMALL = [
 ]
 
 
-PROCESSORS = (1, 16, 1000)  # one block for each row, up to one for every eight tiles
+PROCESSORS = (0, 3, 1000)  # one block for each row, up to one for every eight tiles
 
 
 def outputs(simt, case, args=None, **running):
@@ -60,7 +60,7 @@ def outputs(simt, case, args=None, **running):
 @functools.cache
 def of_whole_rows(simt, case):
     """The outputs where one block reads a row, one after the other, which all others equal."""
-    return outputs(simt, case, processors=1)
+    return outputs(simt, case, processors=0)
 
 
 @pytest.mark.covering(emulated=1)

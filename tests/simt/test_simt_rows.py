@@ -35,7 +35,7 @@ def test_rows_behind_a_rejection_are_not_read(simt, rule):
     counts = {}
     for acceptance in (0.0, 1.0):
         case = chain_case(b, gamma, V, rule=rule, acceptance=acceptance)
-        accepted = outputs(simt, case, processors=1)[1]
+        accepted = outputs(simt, case, processors=0)[1]
         assert accepted.unique().tolist() == [0 if acceptance == 0 else gamma]
         counts[acceptance] = rows_written(simt, b, others=24)
     kinds = 1 if rule == "greedy" else 2
@@ -49,8 +49,8 @@ def test_rows_behind_a_rejection_are_not_read(simt, rule):
 def test_when_a_rejection_is_known_changes_no_bit(simt, acceptance, order):
     """Blocks that run from the last to the first read every row."""
     case = chain_case(9, 4, V, torch.bfloat16, acceptance=acceptance)
-    want = outputs(simt, case, processors=1)
-    for processors in (1, 16):
+    want = outputs(simt, case, processors=0)
+    for processors in (0, 16):
         got = outputs(simt, case, processors=processors, order=order, fill=0)
         assert_outputs_equal("verify_chain", got, want)
 
@@ -72,7 +72,7 @@ def test_a_replayed_launch_finds_no_arrivals_and_no_limit(simt, rule, acceptance
 @pytest.mark.parametrize("gamma", [1, 5])
 def test_rows_of_probabilities_are_read_to_draw_from_alone(simt, gamma, acceptance):
     case = chain_case(2, gamma, V, kind="probs", acceptance=acceptance)
-    want = outputs(simt, case, processors=1)
+    want = outputs(simt, case, processors=0)
     got = outputs(simt, case, processors=16)
     assert rows_written(simt, 2) <= 3  # P and the residual
     assert_outputs_equal("verify_chain", got, want)
@@ -87,7 +87,7 @@ def test_drafts_beyond_the_first_32_are_tested_by_their_own_rows(simt, kind):
     known where the last blocks run first.
     """
     case = chain_case(3, 70, 67, kind=kind, acceptance=0.97)
-    want = outputs(simt, case, processors=1)
+    want = outputs(simt, case, processors=0)
     assert want[1].max() > 32
     got = outputs(simt, case, processors=16, order="reverse")
     assert_outputs_equal("verify_chain", got, want)
@@ -104,6 +104,6 @@ def test_hundreds_of_drafts_are_verified(simt, rule):
 def test_a_block_that_skips_its_part_is_remembered(simt, order):
     """A row that was not read whole has no summary, whoever arrives last."""
     case = chain_case(6, 5, 512 * 40, acceptance=0.2)
-    want = outputs(simt, case, processors=1)
+    want = outputs(simt, case, processors=0)
     got = outputs(simt, case, processors=64, order=order)
     assert_outputs_equal("verify_chain", got, want)

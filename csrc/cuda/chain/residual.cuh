@@ -216,41 +216,19 @@ inline __device__ int64_t draw_scanned(ThreadBlock& block, const Residual& r, bo
   return warp_tile * kWarpTile + warp_tile_pick(values, r.row.wide(), rest);
 }
 
-// Q of a token times the lenience, subtracted from `p` as `subtract_draft` does.
-inline __device__ float subtract_at(const Residual& r, int64_t token, float p) {
-  const DraftDistribution& d = r.draft;
-  if (d.form == DraftForm::kOneHot) return token == d.token ? p - r.lenience : p;
-  if (d.form == DraftForm::kSparse) {
-    for (int64_t k = 0; k < d.row.vocab; ++k) {
-      if (d.id(k) == token) p -= at(d.row, k) * r.lenience;
-    }
-    return p;
-  }
-  const int64_t column = column_of(d.columns, d.row.vocab, token);
-  if (column < 0) return p;
-  return __fmaf_rn(d.weight(at(d.row, column)), -(d.weight_scale() * r.lenience), p);
-}
-
 // Draws from the residual among the survivors; -1 if none of them has any, and then the candidates
 // are still the survivors.
 inline __device__ int64_t draw_residual_listed(ThreadBlock& block, const Residual& r, Candidates& c,
                                                double u) {
-  const auto n = static_cast<int>(c.count);
-  float mine = 0;
-  for (int i = thread_id(); i < n; i += kThreads) {
-    const float p = r.scaled.weight_params.weight(from_ordered_key(c.keys[i])) * r.scaled.scale;
-    const float value = fmaxf(subtract_at(r, c.ids[i], p), 0.0f);  // NaN becomes 0
-    c.masses[i] = bits_as<uint32_t>(value);
-    mine = fmaxf(mine, value);
-  }
-  const float inverse = inverse_scale(scale_of(from_ordered_key(block.max_key(ordered_key(mine)))));
-  int64_t sum = 0;
-  for (int i = thread_id(); i < n; i += kThreads) {
-    c.masses[i] = units_of(bits_as<float>(static_cast<uint32_t>(c.masses[i])) * inverse);
-    sum += c.masses[i];
-  }
-  sum = block.sum(sum);
-  return sum > 0 ? draw_listed(c, sum, r.row.vocab, u) : -1;
+  float scale;
+  const int64_t total = weigh_listed(
+      block, c,
+      [&](float value, int64_t id) {
+        const float p = r.scaled.weight_params.weight(value) * r.scaled.scale;
+        return subtract_at(r.draft, r.lenience, id, p);
+      },
+      scale);
+  return total > 0 ? draw_listed(c, total, r.row.vocab, u) : -1;
 }
 
 }  // namespace specdec::cuda

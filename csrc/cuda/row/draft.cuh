@@ -215,4 +215,19 @@ inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, 
   return subtract_entries(d, factor, q, values);
 }
 
+// The same for a single token.
+inline __device__ float subtract_at(const DraftDistribution& d, float factor, int64_t token,
+                                    float value) {
+  if (d.form == DraftForm::kOneHot) return token == d.token ? value - factor : value;
+  if (d.form == DraftForm::kSparse) {
+    for (int64_t k = 0; k < d.row.vocab; ++k) {
+      if (d.id(k) == token) value -= at(d.row, k) * factor;
+    }
+    return value;
+  }
+  const int64_t column = column_of(d.columns, d.row.vocab, token);
+  if (column < 0) return value;
+  return __fmaf_rn(d.weight(at(d.row, column)), -(d.weight_scale() * factor), value);
+}
+
 }  // namespace specdec::cuda

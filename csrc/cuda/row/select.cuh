@@ -145,11 +145,12 @@ class Selection {
   __device__ bool listed() const { return listed_; }
 
  private:
-  // The k-th largest tile maximum is a lower bound: at least k entries reach it.
+  // The k-th largest tile maximum is a lower bound, if there are so many: at least k entries reach
+  // it.
   __device__ uint32_t floor(uint32_t high) {
     const int64_t tiles = row_.warp_tiles();
     const uint32_t lowest = ordered_key(-INFINITY);
-    if (params_.top_k > tiles || tiles > kMostListed) return lowest;
+    if (tiles > kMostListed) return lowest;
     for (int64_t i = thread_id(); i < tiles; i += kThreads) {
       c_.keys[i] = ordered_key(tile_stats_.maxima[i]);
     }

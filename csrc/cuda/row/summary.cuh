@@ -263,4 +263,26 @@ inline __device__ int64_t draw_measured(ThreadBlock& block, const RowView& row,
   return draw_listed(*candidates, total, row.vocab, u);
 }
 
+// Turns value(l, id) of each candidate, where it is above 0, into its mass in units of `scale`, a
+// power of two near the largest; returns their sum. For the whole block.
+template <class Value>
+inline __device__ int64_t weigh_listed(ThreadBlock& block, Candidates& c, const Value& value,
+                                       float& scale) {
+  const auto n = static_cast<int>(c.count);
+  float top = 0;
+  for (int i = thread_id(); i < n; i += kThreads) {
+    const float v = fmaxf(value(from_ordered_key(c.keys[i]), c.ids[i]), 0.0f);  // NaN becomes 0
+    c.masses[i] = bits_as<uint32_t>(v);
+    top = fmaxf(top, v);
+  }
+  scale = scale_of(from_ordered_key(block.max_key(ordered_key(top))));
+  const float inverse = inverse_scale(scale);
+  int64_t sum = 0;
+  for (int i = thread_id(); i < n; i += kThreads) {
+    c.masses[i] = units_of(bits_as<float>(static_cast<uint32_t>(c.masses[i])) * inverse);
+    sum += c.masses[i];
+  }
+  return block.sum(sum);
+}
+
 }  // namespace specdec::cuda

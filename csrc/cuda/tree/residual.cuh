@@ -72,6 +72,8 @@ class ResidualScan {
   // with u from the residual whose sums the last kSum has left. For the whole block, which meets
   // before and after.
   __device__ int64_t run(double u) {
+    // Rule traversal needs what the draft exceeds the residual by, also off the survivors.
+    if (t_.target.listed >= 0 && job_.p.rule != TreeRule::kTraversal) return run_listed(u);
     int64_t first = warp_id(), step = kWarps, end = t_.row.warp_tiles(), units = 0;
     if (use_ != ScanUse::kSum) {
       first = use_ == ScanUse::kDraw ? choose(u, units) : t_.x / kWarpTile;
@@ -81,12 +83,115 @@ class ResidualScan {
     pass(first, step, end, units);
     if (use_ == ScanUse::kSum) sum_columns_beyond();
     __syncthreads();
-    if (use_ == ScanUse::kSum) add_up();
+    if (use_ == ScanUse::kSum) add_up(true);
     __syncthreads();
     return first * kWarpTile + picked_;
   }
 
  private:
+  // The same for a filtered row whose survivors are listed: nothing else has a residual. Of the
+  // last draft the whole row is read for its mass, and once to learn whether it is valid.
+  __device__ int64_t run_listed(double u) {
+    const int64_t vocab = t_.row.vocab;
+    if (use_ == ScanUse::kRead) {
+      if (thread_id() == 0) t_.residual_at_x = fmaxf(listed_residual(at(t_.row, t_.x), t_.x), 0.0f);
+      __syncthreads();
+      return kNone;
+    }
+    Candidates& c = shared_memory<FilteredTreeShared>()->candidates;
+    load_list(job_.list(q_.b, t_.node), t_.target.listed, c);
+    if (kind_ == ScanKind::kOverlaps) sum_listed_overlaps(c);
+    float scale;
+    const int64_t total =
+        weigh_listed(block_, c, [&](float l, int64_t id) { return listed_residual(l, id); }, scale);
+    if (use_ == ScanUse::kDraw) {
+      const int64_t token = draw_listed(c, total, vocab, u);
+      __syncthreads();
+      return token;
+    }
+    const NodeRecord& r = records_[t_.last_draft];
+    const bool reads = excludes() || (!r.draft.lists_tokens() && !r.draft.row_checked);
+    if (reads) {
+      for (int64_t warp_tile = warp_id(); warp_tile < t_.row.warp_tiles(); warp_tile += kWarps) {
+        sum_draft(r, warp_tile);
+      }
+      sum_columns_beyond();
+      __syncthreads();
+    }
+    add_up(false);
+    __syncthreads();
+    if (thread_id() == 0) {
+      const int exponent = static_cast<int>(bits_as<uint32_t>(scale) >> 23) - 127;
+      t_.positive_sum = scaled(static_cast<double>(total), exponent - kUnitBits);
+      records_[t_.last_draft].draft.row_checked |= reads && t_.drafts_valid;
+    }
+    __syncthreads();
+    return kNone;
+  }
+
+  // The residual at a survivor with the logit l, as `pass` computes it.
+  __device__ float listed_residual(float l, int64_t id) const {
+    float value = t_.scaled.weight_params.weight(l) * t_.scaled.scale;
+    for (int32_t e = t_.first_draft; e >= 0; e = records_[e].next_draft) {
+      const NodeRecord& r = records_[e];
+      const bool last = e == t_.last_draft;
+      if (last) value = fmaxf(value, 0.0f);
+      if (!last || kind_ == ScanKind::kResidual) {
+        value = subtract_at(r.draft, r.scale, id, value);
+        continue;
+      }
+      const float q = subtract_at(r.draft, -1.0f, id, 0.0f);
+      if (kind_ == ScanKind::kKSeqResidual) {
+        value -= r.scale * fminf(q, value * static_cast<float>(1 / t_.rho));
+        continue;
+      }
+      bool all = false, from_draft = false;
+      for (int32_t k = 0; k < t_.num_excluded; ++k) {
+        if (excluded_[k].token != id) continue;
+        all = true;
+        from_draft |= excluded_from_last(k);
+      }
+      if (!from_draft) value -= r.scale * q;
+      if (all && job_.p.rule == TreeRule::kMultiDraftWor) value = 0;
+    }
+    return value;
+  }
+
+  __device__ void sum_listed_overlaps(const Candidates& c) {
+    const NodeRecord& r = records_[t_.last_draft];
+    for (int i = 0; i < kFactorsAtOnce; ++i) {
+      const auto inverse = static_cast<float>(1 / t_.factors[i]);
+      int64_t units = 0;
+      for (int k = thread_id(); k < static_cast<int>(c.count); k += kThreads) {
+        const float p =
+            t_.scaled.weight_params.weight(from_ordered_key(c.keys[k])) * t_.scaled.scale;
+        const float q = subtract_at(r.draft, -1.0f, c.ids[k], 0.0f);
+        units += units_of(fminf(q, p * inverse));
+      }
+      units = block_.sum(units);
+      if (thread_id() == 0) t_.overlaps[i] = fmin(1.0, static_cast<double>(units) / kUnit);
+    }
+  }
+
+  // Sums Q of the last draft over a warp tile, without the tokens excluded from it.
+  __device__ void sum_draft(const NodeRecord& r, int64_t warp_tile) const {
+    Packed words = {};
+    load(t_.last_draft, warp_tile, words);
+    float q[kPerLane] = {};
+    const bool valid =
+        subtract_draft(r.draft, -1.0f, t_.row.vocab, t_.row.wide(), warp_tile, words, q);
+    uint32_t all, from_draft;
+    mark_excluded(warp_tile, all, from_draft);
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) q[j] = from_draft >> j & 1 ? 0.0f : q[j];
+    store_positive(stats_of(TreeJob::kSecond), warp_tile, q, t_.row.wide(), 1.0f,
+                   __all_sync(kAllLanes, valid));
+  }
+
+  __device__ bool excludes() const {
+    return kind_ == ScanKind::kExcluding || kind_ == ScanKind::kRemainingMass;
+  }
+
   __device__ int64_t choose(double u, int64_t& units) {
     const TileStats tile_stats = stats_of(TreeJob::kPositive);
     const int64_t tiles = t_.row.warp_tiles();
@@ -276,9 +381,10 @@ class ResidualScan {
     return same_draft_row(job_.p, q_.b, excluded_[k].node, t_.last_draft);
   }
 
-  __device__ void add_up() {
+  // `whole`: rows were read whole, not at survivors.
+  __device__ void add_up(bool whole) {
     const int64_t warp_tiles = t_.row.warp_tiles();
-    if (kind_ == ScanKind::kOverlaps) {
+    if (kind_ == ScanKind::kOverlaps && whole) {
 #pragma unroll 1
       for (int i = 0; i < kFactorsAtOnce; ++i) {
         const TileStats tile_stats = stats_of(TreeJob::kOverlap + i);
@@ -288,14 +394,18 @@ class ResidualScan {
         if (thread_id() == 0) t_.overlaps[i] = fmin(1.0, static_cast<double>(units) / kUnit);
       }
     }
-    const bool excludes = kind_ == ScanKind::kExcluding || kind_ == ScanKind::kRemainingMass;
     const DraftDistribution* const last =
         t_.last_draft >= 0 ? &records_[t_.last_draft].draft : nullptr;
-    const int64_t size = last != nullptr ? columns_beyond(*last, t_.row.vocab) : 0;
+    const bool reads = whole || excludes() || (!last->lists_tokens() && !last->row_checked);
+    const int64_t size = last != nullptr && reads ? columns_beyond(*last, t_.row.vocab) : 0;
     double positive = 0, second = 0, mass_beyond = 0;
 #pragma unroll 1
     for (int which = TreeJob::kPositive; which <= TreeJob::kBeyond; ++which) {
-      if (which == TreeJob::kSecond && !excludes && job_.p.rule != TreeRule::kTraversal) continue;
+      if (which == TreeJob::kPositive && !whole) continue;
+      if (which == TreeJob::kSecond &&
+          (whole ? !excludes() && job_.p.rule != TreeRule::kTraversal : !reads)) {
+        continue;
+      }
       if (which == TreeJob::kBeyond && size == 0) continue;
       const double sum =
           stored_sum(block_, stats_of(which),
@@ -311,7 +421,7 @@ class ResidualScan {
     // With a column map, the scan above went through the whole row to validate it; its mass is
     // already counted token by token.
     if (last != nullptr && last->columns != nullptr && size > 0) mass_beyond = 0;
-    t_.second_sum = second + (excludes ? 1.0 : t_.residual_mass) * mass_beyond;
+    t_.second_sum = second + (excludes() ? 1.0 : t_.residual_mass) * mass_beyond;
   }
 
   // The mass of a one-hot or sparse draft at ids that the target does not have.
