@@ -88,11 +88,11 @@ class Library:
         return self._native.simt_last_error(pending)
 
     @contextlib.contextmanager
-    def running(self, *, order="forward", processors=MULTIPROCESSORS, capability=9, fill=ALL_ONES):
+    def running(self, *, order="forward", processors=MULTIPROCESSORS, fill=ALL_ONES):
         """Launches on a device of so many multiprocessors, with this order of threads, in a
-        workspace filled with `fill`."""
+        workspace filled with `fill`. With none, one block reads a row."""
         self._native.simt_order(*ORDERS[order])
-        self._native.simt_device(processors, capability)
+        self._native.simt_device(processors, UNKNOWN_DEVICE)
         self._native.simt_workspace(fill)
         try:
             yield
