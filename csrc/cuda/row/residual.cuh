@@ -78,15 +78,17 @@ struct ResidualRows {
   TileStats direct;    // of a direct target row, which was not read before
   int whole_tiles;
   int step;                                         // from one warp tile of a warp to its next one
-  WeightParams weight_params, draft_weight_params;  // of logits
-  float scale, draft_scale;                         // draft_scale includes the lenience
+  float rate, offset, scale;                    // of logits of the target
+  float draft_rate, draft_offset, draft_scale;  // of the draft; draft_scale includes the lenience
 
-  // Whether the loop serves these rows: entries of one dtype at aligned addresses without a map.
+  // Whether the loop serves these rows: entries of one dtype at aligned addresses that need neither
+  // a map nor a threshold.
   static __device__ bool serves(const RowView& row, const ScaledTarget& target,
                                 const DraftDistribution& d) {
     const bool same = d.pairs(row.wide()) && d.row.dtype == row.dtype && d.probs == target.direct;
     if (!same || !row.aligned() || !d.row.aligned()) return false;
-    return !target.direct || (target.c == 1 && row.wide());
+    if (target.direct) return target.c == 1 && row.wide();
+    return target.weight_params.threshold == -INFINITY && d.weight_params.threshold == -INFINITY;
   }
 
   ResidualRows() = default;
@@ -100,9 +102,11 @@ struct ResidualRows {
         whole_tiles(
             static_cast<int>((d.row.vocab < row.vocab ? d.row.vocab : row.vocab) / kWarpTile)),
         step(step),
-        weight_params(p.weight_params),
-        draft_weight_params(d.weight_params),
+        rate(p.weight_params.rate),
+        offset(p.weight_params.offset),
         scale(p.scale),
+        draft_rate(d.weight_params.rate),
+        draft_offset(d.weight_params.offset),
         draft_scale(d.weight_scale() * lenience) {}
 };
 
@@ -143,8 +147,8 @@ __forceinline__ __device__ int sum_residual(const ResidualRows& rows, int warp_t
       if (!__all_sync(kAllLanes, q.max() < INFINITY)) return warp_tile;
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) {
-        const float w = rows.weight_params.weight(p[j]) * rows.scale;
-        const float v = rows.draft_weight_params.weight(q[j]);
+        const float w = exp2_fast((p[j] - rows.offset) * rows.rate) * rows.scale;
+        const float v = exp2_fast((q[j] - rows.draft_offset) * rows.draft_rate);
         values[j] = __fmaf_rn(v, -rows.draft_scale, w);
       }
     }

@@ -47,8 +47,9 @@ inline __device__ int64_t warp_sum(int64_t value) {
 // The largest number of [low, high] such that the entries whose keys are at or above it weigh
 // `need` or more, else `low`. `weights` is null if each weighs 1. For the whole block, which has
 // written the keys and weights before a barrier.
-inline __device__ uint32_t largest_reaching(Candidates& c, const int64_t* weights, int n,
-                                            uint32_t low, uint32_t high, int64_t need) {
+inline SPECDEC_NOINLINE __device__ uint32_t largest_reaching(Candidates& c, const int64_t* weights,
+                                                             int n, uint32_t low, uint32_t high,
+                                                             int64_t need) {
   if (warp_id() == 0) {
 #pragma unroll 1
     while (low < high) {
@@ -106,6 +107,46 @@ struct RowTask : RowFill {
   bool filtered;
 };
 
+// Calls f(key, id) for each entry of a row at and above `low`.
+template <class F, class Ends>
+inline __device__ void for_entries(const RowView& row, const TileStats& tile_stats, uint32_t low,
+                                   const F& f, const Ends& ends) {
+  const auto visit = [&](int warp_tile) {
+    TileValues tile = call_read_warp_tile<AnyRead>(row, warp_tile);
+#pragma unroll 1
+    for (int q = 0; q < kQuads; ++q) {
+      const int64_t id = int64_t{warp_tile} * kWarpTile + first_of_quad(row.wide(), q);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t key = ordered_key(tile.values[j]);
+        // Entries beyond the end are -inf.
+        if (key >= low && id + j < row.vocab) f(key, static_cast<int>(id) + j);
+      }
+      rotate(tile.values);
+    }
+  };
+  for_warp_tiles(tile_stats, row.warp_tiles(), from_ordered_key(low), visit, [](int) {}, ends);
+}
+
+// Makes the entries at and above `low` the candidates. Returns false if they are too many. For the
+// whole block.
+inline __device__ bool gather(const RowTask& t, Candidates& c, uint32_t low) {
+  __syncthreads();
+  if (thread_id() == 0) c.count = 0;
+  __syncthreads();
+  for_entries(
+      t.row, t.tile_stats, low,
+      [&](uint32_t key, int id) {
+        const uint32_t at = atomicAdd(&c.count, 1u);
+        if (at >= kMostListed) return;
+        c.keys[at] = key;
+        c.ids[at] = id;
+      },
+      [&] { return __any_sync(kAllLanes, peek(&c.count) > kMostListed) != 0; });
+  __syncthreads();
+  return c.count <= kMostListed;
+}
+
 // What one block selects of a row.
 class Selection {
  public:
@@ -114,6 +155,7 @@ class Selection {
                        const RowStats& stats)
       : block_(block),
         c_(candidates),
+        task_(task),
         row_(task.row),
         tile_stats_(task.tile_stats),
         params_(task.params),
@@ -122,24 +164,42 @@ class Selection {
   // Returns the threshold. Then `listed()` says whether the candidates are the survivors and others
   // below the threshold.
   __device__ float threshold() {
-    const uint32_t high = ordered_key(stats_.max);
-    uint32_t low = ordered_key(-INFINITY);
+    const uint32_t highest = ordered_key(stats_.max);
     const bool top_k = params_.top_k > 0 && params_.top_k < row_.vocab;
-    if (top_k) {
-      low = floor(high);
-      low = select(false, low, high, params_.top_k);
-    }
-    if (params_.top_p < 1) {
-      int64_t need = 0;  // a share of what is left
-      if (!top_k) {
-        low = cut();
-        need = static_cast<int64_t>(ceil(params_.top_p * row_mass()));
+    uint32_t low = ordered_key(-INFINITY);
+    float threshold = -INFINITY;
+    // Top-k, top-p, and the list of what survives these and min-p. One copy of the code serves all.
+#pragma unroll 1
+    for (int stage = 0; stage < 3; ++stage) {
+      const bool by_mass = stage == 1;
+      int64_t need = params_.top_k;
+      if (stage == 0) {
+        if (!top_k) continue;
+        low = floor(highest);
+      } else if (by_mass) {
+        if (!(params_.top_p < 1)) continue;
+        need = 0;  // a share of what is left
+        if (!top_k) {
+          low = cut();
+          need = static_cast<int64_t>(ceil(params_.top_p * row_mass()));
+        }
+      } else {
+        threshold = fmaxf(from_ordered_key(low),
+                          min_p_threshold(stats_.max, params_.temperature, params_.min_p));
+        low = ordered_key(threshold);
       }
-      low = select(true, low, high, need);
+      Interval in = {low, highest, 0, 0, true};
+      bool fits = true;
+#pragma unroll 1
+      for (;;) {
+        if (!listed_ && fits) listed_ = gather(task_, c_, in.low);
+        if (stage == 2 || listed_ || in.low >= in.high) break;
+        fits = narrow(by_mass, need, in);
+      }
+      if (stage == 2) break;
+      low = in.low;
+      if (listed_) low = select_among_candidates(by_mass, low, highest, need);
     }
-    const float threshold = fmaxf(from_ordered_key(low),
-                                  min_p_threshold(stats_.max, params_.temperature, params_.min_p));
-    if (!listed_) listed_ = gather(ordered_key(threshold));
     return threshold;
   }
   __device__ bool listed() const { return listed_; }
@@ -175,14 +235,15 @@ class Selection {
            unit();
   }
 
-  // The largest key such that the entries at and above it are `need`, or weigh that. If `need` is
-  // 0, it is the share top_p of all entries from `low` on.
-  __device__ uint32_t select(bool by_mass, uint32_t low, uint32_t high, int64_t need) {
-    if (!listed_) listed_ = gather(low);
-    if (!listed_) return select_in_row(by_mass, low, high, need);
-    return select_among_candidates(by_mass, low, high, need);
-  }
+  // Keys in which the one wanted lies, and what lies above them: its weight, and how many entries.
+  struct Interval {
+    uint32_t low, high;
+    int64_t above, number_above;
+    bool whole;  // nothing was narrowed yet
+  };
 
+  // The largest key such that the candidates at and above it are `need`, or weigh that. If `need`
+  // is 0, it is the share top_p of all from `low` on.
   __device__ uint32_t select_among_candidates(bool by_mass, uint32_t low, uint32_t high,
                                               int64_t need) {
     const auto n = static_cast<int>(c_.count);
@@ -206,33 +267,27 @@ class Selection {
     return need < all ? need : all;
   }
 
-  // The same by passes over the row, each of which counts the keys of an interval in bins and
-  // narrows it to one of these, until the entries from there on are few enough to gather.
-  __device__ uint32_t select_in_row(bool by_mass, uint32_t low, uint32_t high, int64_t need) {
-    int64_t above = 0, number_above = 0;  // of the interval: the weight, and the number of entries
-    for (bool first = true; low < high; first = false) {
-      const int width = 32 - __clz(static_cast<int>(high - low));
-      const int shift = width > Candidates::kBinBits ? width - Candidates::kBinBits : 0;
-      count_in_bins(low, high, shift);
-      if (first && by_mass) {
-        int64_t mine = 0;
-        for (int i = thread_id(); i < Candidates::kBins; i += kThreads) mine += c_.masses[i];
-        need = share_of(block_.sum(mine), need);
-      }
-      const auto bin = static_cast<int>(bin_reaching(by_mass, need - above));
-      above += c_.above;
-      number_above += number_from(bin + 1);
-      const int64_t number = number_above + c_.keys[bin];
-      low += static_cast<uint32_t>(bin) << shift;
-      const uint32_t last = low + ((1u << shift) - 1);
-      high = last < high ? last : high;
-      if (number <= kMostListed) {
-        listed_ = gather(low);
-        return select_among_candidates(by_mass, low, ordered_key(stats_.max), need);
-      }
-      __syncthreads();
+  // A pass over the row counts the keys of an interval in bins and narrows it to that of the key
+  // wanted. Returns whether the entries from there on are few enough to gather.
+  __device__ bool narrow(bool by_mass, int64_t& need, Interval& in) {
+    const int width = 32 - __clz(static_cast<int>(in.high - in.low));
+    const int shift = width > Candidates::kBinBits ? width - Candidates::kBinBits : 0;
+    count_in_bins(in.low, in.high, shift);
+    if (in.whole && by_mass) {
+      int64_t mine = 0;
+      for (int i = thread_id(); i < Candidates::kBins; i += kThreads) mine += c_.masses[i];
+      need = share_of(block_.sum(mine), need);
     }
-    return low;
+    in.whole = false;
+    const auto bin = static_cast<int>(bin_reaching(by_mass, need - in.above));
+    in.above += c_.above;
+    in.number_above += number_from(bin + 1);
+    const int64_t number = in.number_above + c_.keys[bin];
+    in.low += static_cast<uint32_t>(bin) << shift;
+    const uint32_t last = in.low + ((1u << shift) - 1);
+    in.high = last < in.high ? last : in.high;
+    __syncthreads();
+    return number <= kMostListed;
   }
 
   __device__ void count_in_bins(uint32_t low, uint32_t high, int shift) {
@@ -241,7 +296,7 @@ class Selection {
       c_.masses[i] = 0;
     }
     __syncthreads();
-    for_entries(low, [&](uint32_t key, int) {
+    const auto add = [&](uint32_t key, int) {
       if (key > high) return;
       const uint32_t bin = (key - low) >> shift;
       atomicAdd(&c_.keys[bin], 1u);
@@ -253,7 +308,8 @@ class Selection {
       const unsigned carry = before + low_half < before ? 1 : 0;
       const unsigned high_half = static_cast<unsigned>(units >> 32) + carry;
       if (high_half != 0) atomicAdd(halves + 1, high_half);
-    });
+    };
+    for_entries(row_, tile_stats_, low, add, [] { return false; });
     __syncthreads();
   }
 
@@ -283,48 +339,6 @@ class Selection {
     return block_.sum(mine);
   }
 
-  // Makes the entries at and above `low` the candidates. Returns false if they are too many.
-  __device__ bool gather(uint32_t low) {
-    __syncthreads();
-    if (thread_id() == 0) c_.count = 0;
-    __syncthreads();
-    for_entries(
-        low,
-        [&](uint32_t key, int id) {
-          const uint32_t at = atomicAdd(&c_.count, 1u);
-          if (at >= kMostListed) return;
-          c_.keys[at] = key;
-          c_.ids[at] = id;
-        },
-        [&] { return __any_sync(kAllLanes, peek(&c_.count) > kMostListed) != 0; });
-    __syncthreads();
-    return c_.count <= kMostListed;
-  }
-
-  // Calls f(key, id) for each entry of the row at and above `low`.
-  template <class F, class Ends>
-  __device__ void for_entries(uint32_t low, const F& f, const Ends& ends) const {
-    const auto visit = [&](int warp_tile) {
-      TileValues tile = call_read_warp_tile<AnyRead>(row_, warp_tile);
-#pragma unroll 1
-      for (int q = 0; q < kQuads; ++q) {
-        const int64_t id = int64_t{warp_tile} * kWarpTile + first_of_quad(row_.wide(), q);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const uint32_t key = ordered_key(tile.values[j]);
-          // Entries beyond the end are -inf.
-          if (key >= low && id + j < row_.vocab) f(key, static_cast<int>(id) + j);
-        }
-        rotate(tile.values);
-      }
-    };
-    for_warp_tiles(tile_stats_, row_.warp_tiles(), from_ordered_key(low), visit, [](int) {}, ends);
-  }
-  template <class F>
-  __device__ void for_entries(uint32_t low, const F& f) const {
-    for_entries(low, f, [] { return false; });
-  }
-
   // Units of the largest weight: the sum over the row stays below 2^63.
   __device__ float unit() const {
     const int bits = 62 - ceil_log2(row_.vocab);
@@ -337,6 +351,7 @@ class Selection {
 
   ThreadBlock& block_;
   Candidates& c_;
+  const RowTask& task_;
   const RowView& row_;
   const TileStats& tile_stats_;
   const SequenceParams& params_;
