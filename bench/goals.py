@@ -1,12 +1,12 @@
 """Times the configs that have a performance target, and writes a line of JSON after each of them.
 
     python -m bench.goals [--device cuda] [--only cuda] [--out FOLDER] [--budget 80]
-    python -m bench.goals --called 3
+    python -m bench.goals --called t.8-k50-p.9
 
 The file, DEVICE-goals.jsonl, is only added to: a run that is cut off leaves what it has measured. A
-line holds one key: "machine", "row" (a row of bench.results), "left_out" or "failed"; `bench.plans`
-and `bench.stages` add others. --called times nothing: for a profiler to watch, it calls the first
-so many configs twice, so that the second launch finds its code loaded.
+line holds one key: "machine", "row" (a row of bench.results), "left_out" or "failed";
+`bench.stages` and `bench.turns` add others. --called times nothing: for a profiler to watch, it
+calls the first goal with such filters twice, so that the second call finds its code loaded.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from bench import measure, sweep
@@ -29,6 +31,15 @@ from bench.results import Run, machine
 from bench.workloads import WORKLOADS
 
 Line = dict[str, Any]
+# Sizes of a rehearsal.
+SMALL: dict[str, Any] = {"batch": 2, "gamma": 3, "vocabulary": 1031}
+
+
+def goals(device: str, *, small: bool) -> tuple[Config, ...]:
+    """The configs with a target on a device; the goals of a GPU in a rehearsal's sizes."""
+    if not small:
+        return HEADLINE[device]
+    return tuple(dict.fromkeys(dataclasses.replace(c, **SMALL) for c in HEADLINE["cuda"]))
 
 
 def keep(path: Path, line: Line) -> None:
@@ -84,15 +95,16 @@ def lines(
             yield {"left_out": left}
 
 
-def call_twice(configs: Iterable[Config], device: str, provider: str) -> None:
-    """Call each config twice, and wait."""
+def call_twice(config: Config, device: str, provider: str) -> None:
+    """Call a config twice; a profiler that waits to be started sees the second call."""
     peer = next(peer for peer in PEERS if peer.name == provider)
-    for config in configs:
-        call = peer.build(build(config, device))
-        for _ in range(2):
-            call()
+    call = peer.build(build(config, device))
+    call()
+    measure.sync(device)
+    with torch.cuda.profiler.profile() if device == "cuda" else nullcontext():
+        call()
         measure.sync(device)
-        print(f"called {config.id}", flush=True)
+    print(f"called {config.id}", flush=True)
 
 
 def main(
@@ -101,16 +113,18 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the file.")] = Path("bench/results"),
     seconds: Annotated[float, typer.Option(help="For each config and way of timing.")] = 1.0,
     budget: Annotated[float, typer.Option(help="Seconds after which no config begins.")] = 80.0,
-    called: Annotated[int, typer.Option(help="Only call so many configs, untimed.")] = 0,
+    called: Annotated[str, typer.Option(help="Filters of a goal that is only called.")] = "",
+    small: Annotated[bool, typer.Option(help="Sizes of a rehearsal.")] = False,
 ) -> None:
     """Time the goal configs one after the other."""
     names, failed, measured = only or ["cuda"], 0, 0
+    configs = goals(device, small=small)
     if called:
-        call_twice(HEADLINE[device][:called], device, names[0])
+        call_twice(next(c for c in configs if c.filters == called), device, names[0])
         return
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{device}-goals.jsonl"
-    for line in lines(HEADLINE[device], device, names, seconds=seconds, budget=budget):
+    for line in lines(configs, device, names, seconds=seconds, budget=budget):
         keep(path, line)
         failed += "failed" in line
         measured += "row" in line

@@ -18,32 +18,21 @@ import torch
 import typer
 
 import specdec_kernels as sk
-from bench.stages import force
 
 # Rows of more than one tile are needed, but larger ones only cost time under the sanitizer.
 TILE, MOST_ENTRIES = 4096, 4200
-# (schedule, blocks in a group); 0 chooses by size. Every SHARE-th case runs under one of them, and
-# a case of more than one tile runs under all.
-FORCED = (("auto", 0), ("lazy", 8), ("parallel", 8))
-SHARE = 3
-SCHEDULED = ("sample", "verify_chain", "verify_tree")
+SHARE = 9  # one case in so many is called, and every case of more than one tile
 
 
-def _chosen(op: str, turn: int) -> list[proofs.Case]:
-    """The cases of an op that run under schedule number `turn`."""
+def _chosen(op: str) -> list[proofs.Case]:
     cases = [c for c in proofs.cases(op) if c.vocabulary <= MOST_ENTRIES]
     small = [c for c in cases if c.vocabulary <= TILE]
-    if op not in SCHEDULED:
-        return small[::SHARE] if turn == 0 else []
-    return small[turn * SHARE :: SHARE * len(FORCED)] + [c for c in cases if c not in small]
+    return small[::SHARE] + [c for c in cases if c not in small]
 
 
-def _in_turn(ops: list[str]) -> Iterator[tuple[str, int, proofs.Case]]:
-    """(op, number of the schedule, case): one of each op and schedule, then the next ones."""
-    queues = [
-        [(op, turn, c) for c in _chosen(op, turn)] for turn in range(len(FORCED)) for op in ops
-    ]
-    for calls in itertools.zip_longest(*queues):
+def _in_turn(ops: list[str]) -> Iterator[tuple[str, proofs.Case]]:
+    """(op, case): one of each op, then the next ones."""
+    for calls in itertools.zip_longest(*([(op, c) for c in _chosen(op)] for op in ops)):
         yield from (call for call in calls if call)
 
 
@@ -54,18 +43,14 @@ def sanitize(device: str, budget: float) -> tuple[dict[str, int], int]:
     ops = [op for op, provider in served.items() if provider in ("cuda", "cpp")]
     print("not called:", ", ".join(op for op in served if op not in ops) or "none", flush=True)
     calls = dict.fromkeys(ops, 0)
-    try:
-        for op, turn, case in _in_turn(ops):
-            if time.monotonic() - begin > budget:
-                left_out += 1
-                continue
-            force(*FORCED[turn])
-            getattr(torch.ops.specdec_kernels, op).default(*case.args(device))
-            calls[op] += 1
-            if device == "cuda":
-                torch.cuda.synchronize()  # else the budget would count launches
-    finally:
-        force(*FORCED[0])
+    for op, case in _in_turn(ops):
+        if time.monotonic() - begin > budget:
+            left_out += 1
+            continue
+        getattr(torch.ops.specdec_kernels, op).default(*case.args(device))
+        calls[op] += 1
+        if device == "cuda":
+            torch.cuda.synchronize()  # else the budget would count launches
     return calls, left_out
 
 

@@ -1,102 +1,148 @@
-"""Times parts of the CUDA kernels alone: reading rows, the two schedules, sizes of block groups.
+"""Times calls that differ in one thing each, which tells what makes a call slow.
 
-Single sequences are also timed without emptying the L2 cache, which then holds rows and code: the
-rows of one are few, so that the difference is mostly the time in which its code comes from memory.
+    python -m bench.stages [--device cuda] [--out FOLDER] [--budget 40]
 
-    python -m bench.stages [--out FOLDER] [--budget 25]
-
-Each point adds a line {"stage": ...} to cuda-goals.jsonl at once.
+`verify_chain` on 32 sequences of logits with each filter, and with a draft whose log-sum-exp is
+known; more sequences; `sample`, beside FlashInfer's samplers where they are at hand. On a GPU calls
+are replayed as CUDA graphs. Each point adds a line {"stage": ...} to DEVICE-goals.jsonl at once.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
+from proofs import zipf_logits
 
 import specdec_kernels as sk
 from bench import measure
-from bench.configs import BASE, Config, build
-from bench.goals import Line, keep
-from bench.peers import PEERS
-from specdec_kernels.arguments.rules import SCHEDULES
+from bench.configs import BASE, Config, Inputs, build, floor_bytes
+from bench.goals import SMALL, Line, keep
+from bench.peers import flashinfer
 
-ROWS = (1, 8, 32, 512)
-VOCABULARY = 151936
-OURS = {peer.name: peer for peer in PEERS if peer.ours}
+FILTERS: dict[str, dict[str, float]] = {
+    "none": {}, "min_p": {"min_p": 0.1}, "k1": {"top_k": 1}, "k50": {"top_k": 50},
+    "p.9": {"top_p": 0.9}, "k50-p.9": {"top_k": 50, "top_p": 0.9},
+}  # fmt: skip
+BATCHES = (64, 128, 256, 512)
+ROWS = (1, 32, 512)
+GRAPHS = 8  # captured calls, each with its own drafts and seeds
 
 
-def force(schedule: str, group: int, library: Any = torch.ops.specdec_kernels) -> None:
-    library.set_cuda_schedule(SCHEDULES.index(schedule), group)
+class Stage(NamedTuple):
+    """A call, its name, and the bytes that it has to read."""
+
+    name: dict[str, Any]
+    call: Callable[[], Any]
+    floor: float
 
 
-def sampling(rows: int, device: str, vocabulary: int = VOCABULARY) -> Callable[[], Any]:
-    """A call that reads each of some rows once."""
-    logits = torch.randn(rows, vocabulary, device=device).bfloat16()
+def tensors(filters: dict[str, float], rows: int, device: str) -> dict[str, torch.Tensor]:
+    """The filters for each row, as an engine has them."""
+    kind = {"top_k": torch.int32}
+    return {
+        name: torch.full((rows,), value, dtype=kind.get(name, torch.float32), device=device)
+        for name, value in filters.items()
+    }
+
+
+def verification(inputs: Inputs, filters: str) -> Stage:
+    """`verify_chain` on the inputs of a config, with other filters than the config's."""
+    config, draft, device = inputs.config, inputs.draft, str(inputs.target.device)
+    if inputs.logsumexp is not None:
+        kept = torch.full_like(inputs.logsumexp, -torch.inf, dtype=torch.float32)
+        draft = sk.SampledDraft(draft, inputs.logsumexp, kept, inputs.temperature)
+    more = tensors(FILTERS[filters], config.batch, device)
+    turns = itertools.cycle(inputs.turns)
+
+    def call() -> sk.Verdict:
+        turn = next(turns)
+        return sk.verify_chain(
+            inputs.target, turn.tokens, draft, temperature=inputs.temperature, **more,
+            seeds=turn.seeds, positions=inputs.positions,
+        )  # fmt: skip
+
+    accepted = torch.stack([call().num_accepted for _ in range(GRAPHS)]).cpu()
+    name = {"op": "verify_chain", "config": config.id, "filter": filters}
+    return Stage(name, call, floor_bytes(config, accepted))
+
+
+def sampling(rows: int, vocabulary: int, filters: str, device: str) -> Iterator[Stage]:
+    """`sample` on some rows, then other samplers on the same rows."""
+    logits = zipf_logits(min(rows, 8), vocabulary, torch.Generator().manual_seed(0))
+    logits = logits.bfloat16().to(device).repeat(-(-rows // 8), 1)[:rows].contiguous()
     seeds = torch.arange(rows, device=device)
-    return lambda: sk.sample(logits, seeds=seeds, positions=seeds)
+    heat, filtered = torch.full((rows,), 0.8, device=device), FILTERS[filters]
+    more = tensors(filtered, rows, device)
+    calls: dict[str, Callable[[], Any]] = {
+        "ours": lambda: sk.sample(logits, temperature=heat, **more, seeds=seeds, positions=seeds)
+    }
+    if not flashinfer.available(device):
+        k, p = int(filtered.get("top_k", 0)), filtered.get("top_p", 1.0)
+        calls |= flashinfer.samplers(logits, 0.8, k, p)
+    for sampler, call in calls.items():
+        name = {"op": "sample", "rows": rows, "vocabulary": vocabulary, "filter": filters}
+        yield Stage(name | {"sampler": sampler}, call, logits.numel() * 2)
 
 
-def timed(f: Callable[[], Any], device: str, seconds: float, *, flushed: bool = True) -> float:
+def stages(device: str, base: Config, batches: tuple[int, ...]) -> Iterator[Stage]:
+    """All stages; those at the base come first."""
+    for start in ("logits", "sampled"):
+        inputs = build(replace(base, start=start), device)
+        for filters in FILTERS:
+            yield verification(inputs, filters)
+    for rows, filters in itertools.product(ROWS, ("none", "k50-p.9")):
+        yield from sampling(rows, base.vocabulary, filters, device)
+    for batch in batches:
+        yield verification(build(replace(base, batch=batch), device), "none")
+
+
+def timed(call: Callable[[], Any], device: str, seconds: float) -> float:
     """Microseconds of a call, the median."""
-    f()
+    replay = measure.capture(call, GRAPHS) if device == "cuda" else call
     measure.sync(device)
-    found = measure.rounds({"call": f}, device, budget=seconds, flushed=flushed)
-    return statistics.median(found["call"])
+    return statistics.median(measure.rounds({"": replay}, device, budget=seconds)[""])
 
 
-def shared() -> list[tuple[Config, str, int]]:
-    """Configs, schedules and sizes of block groups; 0 lets the launcher choose."""
-    base = BASE["cuda"]
-    probs = [replace(base, batch=b, dtype="float32", start="probs") for b in (1, 16)]
-    logits = [replace(base, batch=b) for b in (1, 8, 16, 24, base.batch)]
-    return [
-        *((config, schedule, 0) for config in logits for schedule in ("lazy", "parallel")),
-        *((config, "auto", group) for config in probs for group in (0, 4)),
-        *((base, "lazy", group) for group in (1, 2, 4, 8)),
-    ]
-
-
-def stages(device: str, provider: str, seconds: float, rows: tuple[int, ...]) -> Iterator[Line]:
-    for count in rows:
-        us = timed(sampling(count, device), device, seconds)
-        read = count * VOCABULARY * 2
-        yield {"stage": {"op": "sample", "rows": count, "us": us, "bytes_per_s": read / us * 1e6}}
-    for config, schedule, group in shared():
-        call = OURS[provider].build(build(config, device))
-        force(schedule, group)
+def lines(found: Iterator[Stage], device: str, *, seconds: float, budget: float) -> Iterator[Line]:
+    """What is known after each stage."""
+    begin = time.monotonic()
+    for stage in found:
         try:
-            us = timed(call, device, seconds)
-        finally:
-            force("auto", 0)
-        forced = {"schedule": schedule, "group": group}
-        yield {"stage": {"op": "verify_chain", "config": config.id, **forced, "us": us}}
-    for config in dict.fromkeys(config for config, _, _ in shared() if config.batch == 1):
-        call = OURS[provider].build(build(config, device))
-        for flushed in (True, False):
-            us = timed(call, device, seconds, flushed=flushed)
-            cache = {"cache": "emptied" if flushed else "kept"}
-            yield {"stage": {"op": "verify_chain", "config": config.id, **cache, "us": us}}
+            us = timed(stage.call, device, seconds)
+        except Exception as error:
+            yield {"failed": {**stage.name, "reason": f"{type(error).__name__}: {error}"}}
+            continue
+        speed = stage.floor / us / 1e3
+        yield {"stage": {**stage.name, "us": us, "floor_bytes": stage.floor, "gb_per_s": speed}}
+        if time.monotonic() - begin > budget:
+            yield {"left_out": {"reason": f"{budget:g} s were spent"}}
+            return
 
 
 def main(
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda",
     out: Annotated[Path, typer.Option(help="Folder of the file.")] = Path("bench/results"),
-    seconds: Annotated[float, typer.Option(help="For each point.")] = 0.5,
-    budget: Annotated[float, typer.Option(help="Seconds after which no point begins.")] = 25.0,
+    seconds: Annotated[float, typer.Option(help="For each stage.")] = 0.5,
+    budget: Annotated[float, typer.Option(help="Seconds after which no stage begins.")] = 40.0,
+    small: Annotated[bool, typer.Option(help="Sizes of a rehearsal.")] = False,
 ) -> None:
     """Time the stages one after the other."""
-    begin = time.monotonic()
-    for line in stages("cuda", "cuda", seconds, ROWS):
-        keep(out / "cuda-goals.jsonl", line)
-        if time.monotonic() - begin > budget:
-            keep(out / "cuda-goals.jsonl", {"left_out": {"reason": f"{budget:g} s were spent"}})
-            break
+    out.mkdir(parents=True, exist_ok=True)
+    base = replace(BASE["cuda"], **SMALL) if small else BASE["cuda"]
+    failed = 0
+    found = stages(device, base, BATCHES[:1] if small else BATCHES)
+    for line in lines(found, device, seconds=seconds, budget=budget):
+        keep(out / f"{device}-goals.jsonl", line)
+        failed += "failed" in line
+    raise typer.Exit(code=int(failed > 0))
 
 
 if __name__ == "__main__":

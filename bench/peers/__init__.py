@@ -9,7 +9,7 @@ from bench.peers import (
     compiled,
     eager_rule,
     eager_tree,
-    flashinfer_headers,
+    flashinfer,
     hf,
     kv_copy,
     ours,
@@ -26,7 +26,7 @@ MODULES = (
     hf,
     vllm_v1,
     vllm_v2,
-    flashinfer_headers,
+    flashinfer,
 )
 PEERS: tuple[Peer, ...] = tuple(peer for module in MODULES for peer in module.PEERS)
 TREE_PEERS: tuple[Peer, ...] = (*ours.TREE_PEERS, *eager_tree.PEERS, *sglang_tree.PEERS)

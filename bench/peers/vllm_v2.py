@@ -1,4 +1,4 @@
-"""vLLM's V2 rejection sampler, from raw logits.
+"""vLLM's V2 rejection sampler, from raw logits, installed or by its carried files.
 
 As in its model runner, if a request has a temperature or a filter, the target's logits are copied
 to float32, divided and masked before `rejection_sample`.
@@ -12,21 +12,20 @@ from typing import Any
 
 import torch
 
+from bench.carried import vllm_available, vllm_module
 from bench.configs import FILTERS, Inputs
-from bench.peers.base import Peer, Unsupported, importable
+from bench.peers.base import Peer, Unsupported
 
 
 def _available(device: str) -> str:
-    return importable("vllm") if device == "cuda" else "its kernels are Triton's: runs on cuda"
+    return vllm_available() if device == "cuda" else "its kernels are Triton's: runs on cuda"
 
 
 def build(inputs: Inputs) -> Callable[[], Any]:
-    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p  # noqa: PLC0415
-    from vllm.v1.worker.gpu.sample.gumbel import apply_temperature  # noqa: PLC0415
-    from vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils import (  # noqa: PLC0415
-        rejection_sample,
-    )
-
+    filters = vllm_module("vllm.v1.sample.ops.topk_topp_triton")
+    gpu = "vllm.v1.worker.gpu"
+    rules = vllm_module(f"{gpu}.spec_decode.rejection_sampler_utils")
+    apply_temperature = vllm_module(f"{gpu}.sample.gumbel").apply_temperature
     config, device = inputs.config, inputs.target.device
     if config.start == "probs":
         raise Unsupported("starts from logits")
@@ -57,8 +56,8 @@ def build(inputs: Inputs) -> Callable[[], Any]:
             processed = torch.empty_like(logits, dtype=torch.float32).copy_(logits)
             if temperature != 1:
                 apply_temperature(processed, expanded, temperatures)
-            processed = apply_top_k_top_p(processed, k, p)
-        return rejection_sample(
+            processed = filters.apply_top_k_top_p_triton(processed, k, p)
+        return rules.rejection_sample(
             processed,
             inputs.draft,
             sampled,

@@ -1,11 +1,8 @@
-"""Counts instructions and stalls of the CUDA kernels in their machine code, which needs no GPU.
+"""Counts instructions of the CUDA kernels in their machine code, which needs no GPU.
 
 Terms used in this folder:
 path: the basic blocks that a warp passes through in one iteration of a loop.
 work: what an iteration does for some entries of a row, by which its loop is found.
 ceiling: what a loop or a kernel costs now; a test fails where it costs more.
 goal: what it should cost.
-stall count: the cycles after an instruction in which its warp issues no other one, as the assembler
-    encodes them.
-route: a way of one warp through a kernel, by the functions that it passes through.
 """

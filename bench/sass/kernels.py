@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,6 @@ import triton
 
 from bench.sass.code import Code, read_code
 from bench.sass.loops import opcode
-from bench.sass.routes import Program, read_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "specdec_kernels/_C.so"
@@ -63,18 +62,18 @@ def blocks_per_multiprocessor(registers: int, shared_bytes: int, threads: int = 
     return min(by_registers, by_shared, 64 // warps, 32)
 
 
-def compiled(source: Path, folder: Path, *options: str) -> Path:
+def compiled(source: Path, folder: Path) -> Path:
     """The cubin of a source, made by nvcc with the flags of a release build."""
     if not NVCC:
         raise FileNotFoundError("nvcc is not on the PATH and not in /usr/local/cuda/bin")
     cubin = folder / f"{source.stem}.cubin"
-    command = [NVCC, f"-arch={TARGET}", *FLAGS, *options, "-cubin", "-o", cubin, source.resolve()]
+    command = [NVCC, f"-arch={TARGET}", *FLAGS, "-cubin", "-o", cubin, source.resolve()]
     subprocess.run(command, cwd=ROOT, check=True)
     return cubin
 
 
 @contextmanager
-def cubins(sources: list[str], *, library: bool) -> Iterator[list[Path]]:
+def cubins(sources: Sequence[str], *, library: bool) -> Iterator[list[Path]]:
     """The cubins of the library for sm_90, or of some sources in csrc/cuda compiled now."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -87,14 +86,6 @@ def cubins(sources: list[str], *, library: bool) -> Iterator[list[Path]]:
             yield [compiled(ROOT / "csrc/cuda" / source, folder) for source in sources]
 
 
-def programs(sources: Iterable[str]) -> list[Program]:
-    """The kernels of sources in csrc/cuda, compiled now: the same code, with line information."""
-    with tempfile.TemporaryDirectory() as name:
-        made = [compiled(ROOT / "csrc/cuda" / s, Path(name), "-lineinfo") for s in sources]
-        tool = triton.knobs.nvidia.nvdisasm.path
-        return [program for cubin in made for program in read_programs(tool, cubin)]
-
-
 def library_is_current() -> bool:
     """Whether the library is newer than all sources of CUDA kernels."""
     files = (path for folder in HEADERS for path in (ROOT / folder).rglob("*") if path.is_file())
@@ -102,11 +93,11 @@ def library_is_current() -> bool:
 
 
 def shared_bytes(folder: Path) -> int:
-    """The shared memory of a block of the kernels that read rows, as the compiler lays it out."""
+    """The shared memory in which a block selects, beside some hundred bytes, as it is laid out."""
     source = folder / "shared.cu"
     source.write_text(
-        '#include "cuda/block_group.cuh"\n'
-        "__device__ char shared_bytes[sizeof(specdec::cuda::Shared)];\n"
+        '#include "cuda/row/select.cuh"\n'
+        "__device__ char shared_bytes[sizeof(specdec::cuda::Candidates) + 1024];\n"
     )
     report = _resource_report(compiled(source, folder))
     return int(re.search(r"GLOBAL:(\d+)", report)[1])  # type: ignore[index]

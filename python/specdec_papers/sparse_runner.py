@@ -54,9 +54,7 @@ class SparseRunner(SpecRunner):
         """As `SpecRunner.window`: positions are those of the text, and slots those of the cache."""
         inputs = super().window(starts - self.left_out, size, padding)
         positions = inputs["position_ids"] + to_device(self.left_out, self.device)[:, None]
-        if self._context is not None:
-            positions = positions.clamp(max=self._context - 1)
-        return {**inputs, "position_ids": positions}
+        return {**inputs, "position_ids": positions.clamp(0, self._last_position)}
 
     def tree_window(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Raise ValueError, because trees are not fed."""

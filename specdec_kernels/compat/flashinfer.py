@@ -1,4 +1,4 @@
-"""FlashInfer's `chain_speculative_sampling`, its softmax and its sampling functions.
+"""The `chain_speculative_sampling` of FlashInfer 0.7.4, its softmax and its sampling functions.
 
 Sizes: B outputs, R rows, V vocabulary, n drafts. Rows may have any floating dtype. `indices` [B]
 int32 or int64 gives the row of each output, and the outputs have its dtype; without it output i
@@ -223,6 +223,7 @@ def top_k_top_p_sampling_from_logits(
     check_nan: bool = False,
     seed: Seed = None,
     offset: Seed = None,
+    top_k_max: int | None = None,
 ) -> Tensor:
     """As `top_k_top_p_sampling_from_probs`, from the softmax of logits [R, V].
 
@@ -250,6 +251,7 @@ def top_k_top_p_sampling_from_probs(
     seed: Seed = None,
     offset: Seed = None,
     return_valid: bool = False,
+    top_k_max: int | None = None,
 ) -> Samples:
     """As `sampling_from_probs`, among the tokens that top-k and top-p keep.
 
@@ -259,6 +261,7 @@ def top_k_top_p_sampling_from_probs(
         filter_apply_order: "top_k_first" applies top-p to the renormalised top k, "joint" to the
             row itself.
         indices, deterministic, generator, check_nan, seed, offset, return_valid: as there.
+        top_k_max: without effect; no kernel here needs a bound of a tensor of top_k.
 
     Raises:
         ValueError, RuntimeError: as there; also ValueError for another filter_apply_order.
@@ -296,9 +299,9 @@ def chain_speculative_sampling(
 
     Returns:
         (output_token_ids [B, n+1] int32: the accepted drafts, the recovered or bonus token, then
-        -1; output_accepted_token_num [B]: the accepted drafts, and the rejected draft and those
-        after it that pass a test of their own; output_emitted_draft_token_num [B]: the accepted
-        drafts). The counts are int32 or the tensors given.
+        -1; output_accepted_token_num [B]: the accepted drafts, and those behind the rejected one
+        that pass a test of their own; output_emitted_draft_token_num [B]: the accepted drafts). The
+        counts are int32 or the tensors given.
 
     Raises:
         RuntimeError: a shape, dtype or device is wrong. Then no count is written.
@@ -340,7 +343,7 @@ def chain_speculative_sampling(
     )  # fmt: skip
     emitted = verdict.num_accepted
     passed = _pass_by_themselves(target[:, :n], ids, draft, seeds, positions)
-    passed &= torch.arange(n, device=ids.device) >= emitted[:, None]
+    passed &= torch.arange(n, device=ids.device) > emitted[:, None]
     accepted = emitted + passed.sum(-1, dtype=torch.int32)
     return (
         verdict.tokens.int(),

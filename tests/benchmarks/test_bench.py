@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from bench import configs, measure, plans, results, sanitize, sweep, tree_configs
+from bench import configs, measure, results, sanitize, sweep, tree_configs
 from bench.configs import Config
 from bench.peers import PEERS
 from bench.tree_configs import TreeConfig, Visits
@@ -74,7 +74,7 @@ def test_a_sweep_reports_rows_and_absences(monkeypatch, tmp_path):
         assert peer.launches > 10
         assert peer.bytes_read > ours.bytes_read >= ours.floor_bytes == peer.floor_bytes
         assert (config.id, "transformers") in rows or config.batch > 1
-    assert {"cuda", "triton", "flashinfer_headers", "vllm-v2"} <= set(done.absent)
+    assert {"cuda", "triton", "flashinfer", "vllm-v2"} <= set(done.absent)
     assert all(done.absent.values())
     left_out = {(s["config"], s["provider"]): s["reason"] for s in done.skipped}
     assert left_out[given[1].id, "transformers"] == "takes one sequence"
@@ -87,9 +87,3 @@ def test_the_program_for_the_sanitizer_calls_every_op():
     for op in sk.providers():
         if cases := proofs.cases(op):
             assert calls[op] >= max(1, len(cases) // sanitize.SHARE // 2), op
-
-
-def test_every_kernel_that_plans_its_launches_is_called():
-    """The device is asked about each of them by its own call."""
-    for call in plans.calls(3, "cpu").values():
-        assert call().status.tolist() == [0] * 3

@@ -34,7 +34,7 @@ truncate = torch.ops.specdec_kernels.kv_truncate_.default
 
 @pytest.fixture
 def op():
-    """A function from the name of a cache op to the op; kv_on_device.py has Triton's."""
+    """A function from the name of a cache op to the op."""
     return lambda name: getattr(torch.ops.specdec_kernels, name).default
 
 
@@ -135,7 +135,7 @@ def test_after_warm_up_a_new_process_captures_at_once():
 
 @pytest.fixture
 def forget():
-    """Drops what an op has kept of earlier calls; kv_on_device.py has Triton's tables."""
+    """Drops what an op has kept of earlier calls."""
     return lambda: None
 
 
@@ -194,8 +194,7 @@ def test_opcheck_on_the_device():
 
 
 @pytest.mark.parametrize(
-    "file",
-    ["on_device", "trees_on_device", "tree_layout_on_device", "kv_on_device", "compiled_on_device"],
+    "file", ["on_device", "trees_on_device", "tree_layout_on_device", "compiled_on_device"]
 )
 def test_triton_ops_on_the_device(file):
     """Triton's compiler needs a process in which its interpreter is off."""

@@ -5,13 +5,15 @@ A CPU takes the place of a CUDA device.
 
 import pytest
 import torch
-from hf.recorded_ops import CHANGES, REFUSED, compile_on_cpu, run_layers_as_they_are
+from hf.recorded_ops import CHANGES, REFUSED, compile_on_cpu, run_layers_as_they_are, tensors_in
 from specdec_hf.extras.compiled import forward as compiled
+from specdec_hf.extras.compiled import layers
 from specdec_hf.extras.compiled.layers import LayerGraphs
 from specdec_hf.runner.forwards import ForwardPolicy
 from specdec_hf.runner.spec_runner import SpecRunner
 from support.hf_models import build, decode, prompts
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Graphs are traced as for inductor, which compiles C++ for most of a minute in test_real_model.py.
 TRACED = "eager"
@@ -67,6 +69,45 @@ def test_the_text_is_that_of_eager_forwards_and_graphs_are_few(name, lengths, gr
         assert (made.eager, made.recompilations, made.graphs) == ("", 0, graphs)
         assert fast.stats.notes == []
         assert sum(counters["graph_break"].values()) == breaks
+
+
+class Repeated(TorchDispatchMode):
+    """Counts the copies of keys or values [B, 4, S, 8] that all four query heads have to share."""
+
+    count, visible = 0, -1
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        result = op(*args, **(kwargs or {}))
+        for x in tensors_in(result):
+            of_all_heads = x.shape[-2:] == (self.visible, 8) and x[0].numel() == 32 * self.visible
+            self.count += of_all_heads and x.untyped_storage().nbytes() == x.nbytes
+        return result
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gpt2", "mistral"])
+def test_heads_that_share_keys_read_them_in_the_cache(name, as_they_are, monkeypatch):
+    """Logits are those of the model. Negative control: its own attention repeats the keys."""
+    more = {"qwen2": {"num_key_value_heads": 1}, "mistral": {"sliding_window": 6}}
+    model, seen = build(name, **more.get(name, {})), {}
+    forward = compiled.CompiledForward._forward
+    for attends in (True, False):
+        repeated = Repeated()
+
+        def counted(self, cache, repeated=repeated, **inputs):
+            queries, slots = inputs["input_ids"].shape[1], cache.cursor.visible
+            repeated.visible = slots if queries < slots else -1  # else queries look as keys do
+            with repeated:
+                return forward(self, cache, **inputs)
+
+        monkeypatch.setattr(compiled.CompiledForward, "_forward", counted)
+        if not attends:
+            monkeypatch.setattr(layers, "attend_by", lambda *given: False)
+        made = compiled.CompiledForward(model)
+        for tree in (False, True):
+            assert made.warm_up(model, padded=True, tree=tree, check=True) is None
+        seen[attends] = repeated.count > 0
+    # One head of keys for all is repeated as a view.
+    assert seen == {True: False, False: name not in ("gpt2", "qwen2")}
 
 
 def wrong_slots(self, cache, width):

@@ -36,24 +36,58 @@ def fast(model, lengths=(9,), **settings):
     return decode(model, lengths, compile=True, **settings)
 
 
-@pytest.mark.parametrize(("kind", "lengths"), [("chain", (9,)), ("tree", (12, 4, 7))])
-def test_the_text_is_that_without_graphs(llama, kind, lengths):
-    settings = {
-        "chain": {"drafter": ModelDrafter(with_noise(llama, 0.05))},
-        "tree": {"drafter": with_noise(llama, 0.05), "tree": (2, 1, 1)},
-    }[kind]
-    eager = decode(llama, lengths, **settings)
+@pytest.mark.parametrize("kind", ["chain", "window", "tree"])
+def test_the_text_is_that_without_graphs(kind):
+    """Graphs of chains read tokens and lengths alone, and make positions and masks themselves."""
+    window = {"sliding_window": 6} if kind == "window" else {}
+    model = build("mistral" if window else "llama", layers=1, **window)
+    lengths = (9,) if kind == "chain" else (12, 4, 7)
+    settings = {"drafter": ModelDrafter(with_noise(model, 0.05))}
+    if kind == "tree":
+        settings = {"drafter": with_noise(model, 0.05), "tree": (2, 1, 1)}
+    eager = decode(model, lengths, **settings)
     for _ in range(2):
-        out = fast(llama, lengths, **settings)
+        out = fast(model, lengths, **settings)
         made = out.stats.compiled
         assert torch.equal(out.sequences, eager.sequences)
         assert (made.eager, made.without_cuda_graphs) == ("", "")
         assert out.stats.notes == eager.stats.notes
         assert made.replayed == out.stats.rounds
         assert made.cuda_graphs == WIDTHS
+        for graph in graphs_of(model)._made.values():
+            assert sum(isinstance(x, torch.Tensor) for x in graph._inputs) == 2 + 2 * (
+                kind == "tree"
+            )
         for draft in made.drafts:
             assert draft.replayed > 0
-            assert draft.cuda_graphs == WIDTHS
+            assert draft.cuda_graphs == WIDTHS + (kind == "window")  # all steps of a draft
+
+
+@pytest.mark.parametrize("rule", ["greedy", "token", "match"])
+def test_all_steps_of_a_draft_model_are_one_graph(llama, rule):
+    """As many drafts are accepted as without graphs, so each was drawn from the same rows."""
+    settings = {"max_new_tokens": 48, "num_assistant_tokens": 4, "guard": False}
+    if rule != "greedy":
+        settings |= {"do_sample": True, "temperature": 0.8, "top_k": 20, "rule": rule, "seed": 5}
+    draft = ModelDrafter(with_noise(llama, 0.2))
+    eager = decode(llama, (12, 4, 7), drafter=draft, **settings)
+    out = fast(llama, (12, 4, 7), drafter=draft, **settings)
+    assert torch.equal(out.sequences, eager.sequences)
+    assert out.stats.accepted == eager.stats.accepted < eager.stats.drafted
+    (made,) = out.stats.compiled.drafts
+    assert (made.cuda_graphs, made.without_cuda_graphs, out.stats.notes) == (WIDTHS + 1, "", [])
+    assert made.replayed < 2 * out.stats.rounds + 12  # what is read, and then the draft
+
+
+def test_a_draft_that_goes_token_by_token_says_why(llama):
+    name, draft = "draft model LlamaForCausalLM drafts token by token", with_noise(llama, 0.2)
+    for own, schedule, reason in (
+        ({"temperature": 0.5}, "constant", "it has a temperature of its own"),
+        ({}, "specdec++", "the schedule reads each token"),
+    ):
+        settings = {"do_sample": True, "num_assistant_tokens_schedule": schedule}
+        out = fast(llama, drafter=ModelDrafter(draft, **own), **settings)
+        assert f"round 1: {name}: {reason}" in out.stats.notes
 
 
 def few_slots(monkeypatch):
@@ -174,9 +208,9 @@ def test_what_reads_while_it_runs_is_not_recorded(llama, monkeypatch):
                 assert any("runs without CUDA graphs" in note for note in out.stats.notes)
 
 
-@pytest.mark.parametrize("left_out", ["positions", "mask", "starts", "copies"])
+@pytest.mark.parametrize("left_out", ["tokens", "starts", "copies"])
 def test_the_self_check_finds_inputs_that_a_replay_leaves_out(llama, monkeypatch, left_out):
-    replay = leaving_out(("tokens", "positions", "mask", "starts"), left_out)
+    replay = leaving_out(("tokens", "starts"), left_out)
     monkeypatch.setattr(cuda_graphs.Recording, "__call__", replay)
     settings = {}
     if left_out == "copies":

@@ -9,13 +9,12 @@ from __future__ import annotations
 import pytest
 
 import specdec_kernels
-from bench.sass import budgets, routes
+from bench.sass import budgets
 from bench.sass.kernels import (
     NVCC,
     blocks_per_multiprocessor,
     cubins,
     library_is_current,
-    programs,
     read_kernels,
     shared_bytes,
 )
@@ -32,7 +31,7 @@ def kernels():
     library = specdec_kernels.has_cuda_kernels() and library_is_current()
     if not library and not NVCC:
         pytest.skip("needs nvcc, or a library with CUDA kernels that is newer than their sources")
-    with cubins(list(budgets.SOURCES.values()), library=library) as files:
+    with cubins(budgets.SOURCES, library=library) as files:
         return [kernel for file in files for kernel in read_kernels(file, budgets.NAMES)]
 
 
@@ -61,23 +60,3 @@ def test_a_kernel_keeps_to_its_ceilings(kernels, budget, shared):
         assert blocks_per_multiprocessor(kernel.registers, shared) >= budget.least_blocks
         assert kernel.code.size <= budget.code_kib * 1024
         assert kernel.stack == kernel.local_accesses == 0
-
-
-@pytest.fixture(scope="module")
-def routed():
-    if not NVCC:
-        pytest.skip("needs nvcc")
-    return programs(dict.fromkeys(budgets.SOURCES[b.kernel] for b in budgets.ROUTES))
-
-
-@pytest.mark.parametrize(
-    "budget", budgets.ROUTES, ids=lambda b: f"{budgets.NAMES[b.kernel]}: {b.route.name}"
-)
-def test_a_route_keeps_to_its_ceiling(routed, budget):
-    costs = [routes.cheapest(p, budget.route) for p in routed if budget.kernel in p.name]
-    assert costs
-    assert all(costs)
-    for part in ("cycles", "warm", "cold"):
-        most, ceiling = max(getattr(cost, part) for cost in costs), getattr(budget, part)
-        assert most <= ceiling, part
-        assert most > 0.98 * ceiling, f"lower the ceiling of {budget.route.name}, {part}, to {most}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -79,6 +79,10 @@ class Stepper(Protocol):
         """Feed one token [B, 1] of each sequence at ``starts[b]``; logits [B, V] after it."""
         ...
 
+    def draw_all(self, texts: History, logits: torch.Tensor, gamma: int) -> Drawn | None:
+        """Draw a whole chain from the logits of `catch_up`, or None where each step is to be."""
+        return None
+
     def truncate(self, lengths: Lengths) -> None:
         """Learn how many tokens of each sequence stay."""
         ...
@@ -116,8 +120,9 @@ class ChainState(State):
             return None
         stepper.begin_round(dataclasses.replace(texts, active=counts > 0))
         logits = rounded(stepper.catch_up(texts))  # a head's are in the target's dtype
-        drawn: list[Drawn] = []
-        for i in range(gamma):
+        whole = stepper.draw_all(texts, logits, gamma)
+        drawn = [] if whole is None else [whole]
+        for i in range(gamma if whole is None else 0):
             if i:
                 # A row of logits that is not finite draws -1. It is fed as token 0, and the
                 # verification takes it as "no draft from here on".
@@ -246,6 +251,8 @@ class DraftModel(Stepper):
         ValueError: the two vocabularies differ in size, or the cache cannot serve the model.
     """
 
+    _draw_chain: Callable[..., Drawn | None] | None = None  # in one CUDA graph
+
     def __init__(
         self,
         model: Any,
@@ -283,15 +290,7 @@ class DraftModel(Stepper):
             packed.refuse(chosen.why_not_packed)
             call.report_packed(model, packed)
         if call.forwards.compile and compiles_on(model.device):
-            from specdec_hf.extras.compiled.compiled_call import (  # noqa: PLC0415  # CUDA alone
-                use_compiled,
-            )
-
-            made = use_compiled(
-                model, self.runner, tree=tree, check=call.forwards.self_check, note=call.note,
-                borrower=call.forwards.borrower,
-            )  # fmt: skip
-            call.report_compiled(f"draft model {type(model).__name__}", made)
+            self._compile(tree, sampling)
         call.note_ropes(f"draft model {type(model).__name__}", rope_types(model))
         # Its parameters by those of the target: about the cost of a forward, by memory traffic.
         self.cost = Cost(num_parameters(model) / max(num_parameters(call.model), 1))
@@ -301,7 +300,23 @@ class DraftModel(Stepper):
             self.sampling["top_k"] = 1
         self.joins = self.runner.has_slots  # others share parts of the cache
         self._context_length = context_length(model)
-        self._nodes_fed = 0
+        self._nodes_fed = self._last_gamma = 0
+
+    def _compile(self, tree: bool, sampling: Mapping[str, float]) -> None:
+        """Let forwards run as CUDA graphs, and all steps of a chain as one of them."""
+        from specdec_hf.extras.compiled import draft_steps  # noqa: PLC0415  # CUDA alone
+        from specdec_hf.extras.compiled.compiled_call import use_compiled  # noqa: PLC0415
+
+        call, name = self.call, f"draft model {type(self.model).__name__}"
+        made = use_compiled(
+            self.model, self.runner, tree=tree, check=call.forwards.self_check, note=call.note,
+            borrower=call.forwards.borrower,
+        )  # fmt: skip
+        call.report_compiled(name, made)
+        if reason := draft_steps.refusal(call, self.runner, sampling):
+            call.note(f"{name} drafts token by token: {reason}")
+        else:
+            self._draw_chain = draft_steps.draw_chain
 
     def _encode(self, own_vocabulary: bool) -> Encoded | None:
         """What this model's own encoder makes of the input of the target's."""
@@ -352,6 +367,12 @@ class DraftModel(Stepper):
     def extend(self, tokens: torch.Tensor, starts: Lengths) -> torch.Tensor:
         """Feed one token [B, 1] of each sequence at ``starts[b]``; logits [B, V] after it."""
         return self._at_own_temperature(self.runner.forward(tokens, starts, 1)[:, -1])
+
+    def draw_all(self, texts: History, logits: torch.Tensor, gamma: int) -> Drawn | None:
+        again, self._last_gamma = gamma == self._last_gamma, gamma
+        if self._draw_chain is None or not again or gamma < 2:  # a new length may not come again
+            return None
+        return self._draw_chain(self.call, self.runner, texts, logits, gamma, self.sampling)
 
     def feed(self, tokens: torch.Tensor, lengths: Lengths, parents: torch.Tensor) -> torch.Tensor:
         """Feed the next nodes of a tree below each sequence's last token; their logits [B, m, V].

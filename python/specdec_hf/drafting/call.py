@@ -224,7 +224,7 @@ class DrafterCall:
                 f"index must be integers in [0, {MAX_DRAFTS_PER_ROUND}), got {index!r}"
             )
         indices = indices.astype(np.int64)
-        self._draw_once(texts, indices.tolist())
+        self.draw_once(texts, indices.tolist())
         positions = self._noise_positions(texts, indices, depth, logits.device)
         rows = logits.shape[1]
         given: dict[str, Any] = {
@@ -238,7 +238,7 @@ class DrafterCall:
         tokens, _, sums, threshold, _ = (x.view(-1, rows) for x in drawn)
         return Drawn(tokens, logits, sums, threshold)
 
-    def _draw_once(self, texts: History, indices: list[int]) -> None:
+    def draw_once(self, texts: History, indices: list[int]) -> None:
         """Raise ValueError where noise of the round would draw a second time."""
         drawn = texts.drawn.setdefault(id(self), set())
         again = drawn.intersection(indices) or len(indices) - len(set(indices))

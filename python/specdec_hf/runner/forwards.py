@@ -35,12 +35,14 @@ class ForwardPolicy:
         compiled: runs forwards other than those of long prompts in the model's place, or None; see
             extras/compiled. They are padded to one of `BUCKETS`.
         few_slots: whether they see one of few numbers of slots, as CUDA graphs do.
+        defers: whether they make positions and masks of chains themselves, as CUDA graphs do.
         one_by_one: whether prompts of very different lengths may be read so.
     """
 
     omits_mask: frozenset[str] = frozenset()
     compiled: Callable[..., Any] | None = None
     few_slots: bool = False
+    defers: bool = False
     one_by_one: bool = True
 
     def width(self, size: int) -> int:

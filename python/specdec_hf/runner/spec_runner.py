@@ -9,9 +9,9 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch.nn.functional import pad
 from transformers.cache_utils import get_layer_types_and_kwargs
@@ -20,6 +20,7 @@ from specdec_hf.runner.forwards import AS_THE_MODEL, FIRST, SINGLE, ForwardPolic
 from specdec_hf.runner.packed.model import is_packed
 from specdec_hf.runner.protocol import (
     CACHE_NAME,
+    DEFERRED,
     TOKENS_OF_A_PASS,
     HiddenStates,
     HiddenStateTap,
@@ -117,7 +118,8 @@ class SpecRunner(Runner):
         self.omitted: set[str] = set()
         self.watch = Stopwatch()
         self._was_empty = True
-        self._context = context_length(model)
+        context = context_length(model)
+        self._last_position = None if context is None else context - 1
         self._sliding_window: int | None = getattr(config, "sliding_window", None)
         self._mask_types: list[str] | None = (
             sorted(set(config.layer_types)) if getattr(config, "layer_types", None) else None
@@ -128,7 +130,6 @@ class SpecRunner(Runner):
         # With a mask, a single token's heads that share keys read them once. Without, torch 2.13
         # reads them for each head, and converts them if they are 16-bit.
         self._masked_is_faster = self.device.type == "cpu" and model.dtype != torch.float32
-        self._slots = torch.arange(capacity, device=self.device)
         # A model's forward may have been replaced by one that takes the same arguments.
         forward = type(model_inside(model)).forward
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(forward).parameters
@@ -170,26 +171,26 @@ class SpecRunner(Runner):
             padding: how many of them, the last ones, are padding.
 
         Returns:
-            The cache, ``position_ids`` [B, size] and ``attention_mask``, which may be
-            None.
+            The cache, ``position_ids`` [B, size] and ``attention_mask``, which may be None; or the
+            function that makes these two of the cursor's starts, where the policy defers it.
         """
         cache = self.cache
         self._was_empty = not cache.lengths.any()
         visible = self.policy.visible(int(starts.max()) + size)
-        first_slots = to_device(starts, self.device)
-        cache.move_cursor(first_slots, int(starts.max()), visible)
-        positions = np.maximum(starts[:, None] + np.arange(size), 0)
-        if self._context is not None:
-            # Positions beyond the context belong to sequences that have ended or draft nothing:
-            # their logits are not used, but the model's position table must not be overrun.
-            np.minimum(positions, self._context - 1, out=positions)
-        position_ids = to_device(positions, self.device)
+        cache.move_cursor(to_device(starts, self.device), int(starts.max()), visible)
         cache.extend(starts + size - padding)
-        return {
-            CACHE_NAME: cache,
-            "position_ids": position_ids,
-            "attention_mask": self._mask(position_ids, starts, visible),
-        }
+        made = partial(self.made_for, size, visible, self._is_masked(starts, size, visible))
+        if self.policy.defers and self.later_inputs is None and self.runs_compiled(size):
+            return {CACHE_NAME: cache, DEFERRED: made}
+        return {CACHE_NAME: cache, **made(cache.cursor.starts)}
+
+    def made_for(self, size: int, slots: int, masked: bool, starts: torch.Tensor) -> dict[str, Any]:
+        """Positions and mask of ``size`` tokens from ``starts`` [B] on, which see so many slots."""
+        order = torch.arange(size, device=starts.device)
+        # Sequences that have ended may go beyond the context, but not beyond the model's table.
+        positions = (starts[:, None] + order).clamp(0, self._last_position)
+        mask = self._mask(positions, slots) if masked else None
+        return {"position_ids": positions, "attention_mask": mask}
 
     @timed
     def tree_window(
@@ -222,13 +223,10 @@ class SpecRunner(Runner):
                 mask = tree_attention(parents, lengths, slots=visible, window=sliding).mask
             return mask[:, None, skip:]
 
-        positions = tree.positions[:, skip:]
-        if self._context is not None:
-            positions = positions.clamp(max=self._context - 1)
         self.cache.extend(roots + parents.shape[1] + 1 - padding)
         return {
             CACHE_NAME: self.cache,
-            "position_ids": positions,
+            "position_ids": tree.positions[:, skip:].clamp(0, self._last_position),
             "attention_mask": self._by_layer_type(mask_of),
         }
 
@@ -357,20 +355,19 @@ class SpecRunner(Runner):
             row.tap.open(self.tap.layers)
         return row
 
-    def _mask(
-        self, position_ids: torch.Tensor, starts: Lengths, visible: int
-    ) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        size = position_ids.shape[1]
+    def _is_masked(self, starts: Lengths, size: int, visible: int) -> bool:
         kind = self._causal_kind(starts, size, visible)
         # A packed model attends by the mask, so that a token has the same bits in any forward.
-        masked = self.runs_compiled(size) or self._packed
-        if kind in self.policy.omits_mask and not masked:
+        masked = self.runs_compiled(size) or self._packed or kind not in self.policy.omits_mask
+        if not masked:
             self.omitted.add(kind)
-            return None
+        return masked
+
+    def _mask(
+        self, position_ids: torch.Tensor, visible: int
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
         queries = position_ids[:, None, :, None]  # [B, 1, n, 1]
-        if len(self._slots) < visible:
-            self._slots = torch.arange(self.cache.cursor.capacity, device=self.device)
-        slots = self._slots[:visible]  # [S]
+        slots = torch.arange(visible, device=position_ids.device)
 
         def mask_of(sliding: int) -> torch.Tensor:
             full = slots <= queries

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from specdec_hf.extras.compiled.cuda_graphs import completed
 from specdec_hf.extras.compiled.forward import (
     CompiledForward,
     compile_settings,
@@ -21,7 +22,7 @@ from specdec_hf.extras.compiled.forward import (
     difference_in,
 )
 from specdec_hf.runner.forwards import BUCKETS, FIRST, Borrower, CompileStats, ForwardPolicy
-from specdec_hf.runner.protocol import Runner
+from specdec_hf.runner.protocol import CACHE_NAME, Runner
 from specdec_hf.runner.self_check import PASSING, CheckPlan, one_line, undisturbed
 from specdec_hf.runner.spec_runner import SpecRunner
 
@@ -79,7 +80,7 @@ def _warm_up(
         for number in range(2 if check and key not in graphs.checked else 0):
             plan = CheckPlan(model, 1 + key[0], key[0], tree, number)
             slots = max(capacity, plan.capacity + BUCKETS[-1])
-            made, call = _runner_for(forward, model, len(plan.prompts), slots)
+            made, call = _runner_for(forward, model, len(plan.prompts), slots, tree)
             if reason := forward.lend(made, call):
                 return reason
             if difference := difference_in(made, model, plan, check):
@@ -90,20 +91,21 @@ def _warm_up(
         if check:
             graphs.checked.add(key)
         if not forward.has_graphs_for(runner):
-            made, call = _runner_for(forward, model, size, capacity)
+            made, call = _runner_for(forward, model, size, capacity, tree)
             if reason := forward.lend(made, call):
                 return reason
             for width in BUCKETS:
                 tokens = torch.zeros(size, width, dtype=torch.int64, device=model.device)
                 made.forward(tokens, made.lengths * 0, width)
-            call.held, graphs.complete = False, True
+            call.held = False
+            graphs.complete.add(not tree)
     return ""
 
 
 def _runner_for(
-    forward: CompiledForward, model: Any, batch_size: int, capacity: int
+    forward: CompiledForward, model: Any, batch_size: int, capacity: int, tree: bool
 ) -> tuple[SpecRunner, Borrower]:
-    policy = ForwardPolicy(compiled=forward, few_slots=True, one_by_one=False)
+    policy = ForwardPolicy(compiled=forward, few_slots=True, defers=not tree, one_by_one=False)
     return SpecRunner(model, batch_size, capacity, policy), Borrower()
 
 
@@ -158,8 +160,7 @@ class CompiledCall:
             before = self.forward.graphs
             try:
                 output = self.forward(**inputs)
-                if self.forward.cuda_graphs is not None:
-                    self._count(self.forward.cuda_graphs, output)
+                self.count(getattr(output, "replayed", False))
                 return output
             except PASSING:
                 raise
@@ -169,11 +170,15 @@ class CompiledCall:
             finally:
                 self.stats.graphs = self.forward.graphs
                 self.stats.recompilations += self.forward.graphs - before
-        return self.model(**inputs)
+        return self.model(**completed(inputs, inputs[CACHE_NAME].cursor.starts))
 
-    def _count(self, graphs: Replays, output: Any) -> None:
+    def count(self, replayed: bool) -> None:
+        """Count a forward, or several in one graph, and say where graphs are given up."""
+        graphs = self.forward.cuda_graphs
+        if graphs is None:
+            return
         self.stats.cuda_graphs = len(graphs)
-        self.stats.replayed += getattr(output, "replayed", False)
+        self.stats.replayed += replayed
         if graphs.reason and not self.stats.without_cuda_graphs:
             run_without_graphs(self.model, self.stats, graphs.reason, self.note)
 
@@ -213,6 +218,7 @@ def use_compiled(
         runner.policy = replace(
             runner.policy,
             few_slots=forward.cuda_graphs is not None,
+            defers=forward.cuda_graphs is not None and not tree,
             omits_mask=runner.policy.omits_mask & {FIRST},
             compiled=CompiledCall(model, forward, stats, note),
         )

@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache
 
 from specdec_hf.runner.comparison import compare
 from specdec_hf.runner.forwards import Borrower, ForwardPolicy, is_long
+from specdec_hf.runner.protocol import DEFERRED
 from specdec_hf.runner.self_check import one_line
 from specdec_hf.runner.spec_cache import Cursor, SpecCache, SpecLayer
 from specdec_hf.runner.spec_runner import SpecRunner
@@ -335,18 +336,19 @@ class CudaGraphs(LentGraphs):
 
     Attributes:
         checked: for which calls, of several sequences and with trees, logits were compared.
-        complete: whether forwards of all widths are recorded over the buffers.
+        complete: whether forwards of all widths are recorded over the buffers, for calls that make
+            positions and masks in the recordings (True) and for those with trees (False).
     """
 
     def __init__(self, recorder: Recorder, tolerance: float) -> None:
         super().__init__(recorder, tolerance)
-        self.complete = False
+        self.complete = set[bool]()
         self.checked = set[tuple[bool, bool]]()
         self._batch_size = self._capacity = 0
 
     def clear(self) -> None:
         super().clear()
-        self.complete = False
+        self.complete.clear()
 
     def lend(
         self,
@@ -397,6 +399,14 @@ class CudaGraphs(LentGraphs):
         self.keep([x.buffers if x.is_initialized else None for x in cache.spec_layers])
         self._batch_size, self._capacity = len(cache.lengths), cache.cursor.capacity
 
+    def user_of(self, cache: SpecCache) -> SpecRunner | None:
+        """The runner of a cache whose forwards are replayed, or None where they are not."""
+        runner: SpecRunner | None = self.user
+        if self.reason or runner is None or runner.cache is not cache or not self._recorder.here():
+            return None
+        self._keep_those_of(cache)  # it may have grown
+        return runner
+
     def run(
         self, forward: Callable[..., Any], cache: SpecCache, inputs: dict[str, Any]
     ) -> Replayed | None:
@@ -411,28 +421,34 @@ class CudaGraphs(LentGraphs):
             None where ``forward`` itself must run: it is a prompt's, or the cache is that of a call
             without the buffers, or the forward cannot be recorded.
         """
-        runner: SpecRunner | None = self.user
-        if self.reason or runner is None or runner.cache is not cache or not self._recorder.here():
+        runner = self.user_of(cache)
+        if runner is None or is_long(inputs["input_ids"].shape[1]):
             return None
-        if is_long(inputs["input_ids"].shape[1]):
-            return None
-        self._keep_those_of(cache)  # it may have grown
         visible, wanted = cache.cursor.visible, runner.tap.layers
 
+        given = {**inputs, "starts": cache.cursor.starts}
+        made = given.pop(DEFERRED, None)
+
         def run(given: dict[str, Any]) -> list[torch.Tensor]:
-            recorded = RecordedCache(given.pop("starts"), visible, cache.spec_layers)
-            output = forward(recorded, **given)
+            starts = given.pop("starts")
+            more = {} if made is None else made(starts)
+            output = forward(RecordedCache(starts, visible, cache.spec_layers), **given, **more)
             states = output.hidden_states or ()
             chosen = states if wanted is None else [states[n] for n in sorted(wanted)]
             return [output.logits, *chosen]
 
-        given = {**inputs, "starts": cache.cursor.starts}
         outputs = self.replay(run, given, visible, wanted)
         if outputs is None:
             return None
         logits, *states = outputs
         numbers = range(len(states)) if wanted is None else sorted(wanted)
         return Replayed(logits, dict(zip(numbers, states, strict=True)))
+
+
+def completed(inputs: dict[str, Any], starts: torch.Tensor) -> dict[str, Any]:
+    """Inputs of a forward, of which some may be a function of its first slots [B]."""
+    made = inputs.pop(DEFERRED, None)
+    return inputs if made is None else {**inputs, **made(starts)}
 
 
 def _slots_of(runner: SpecRunner) -> int:

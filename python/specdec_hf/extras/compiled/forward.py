@@ -19,7 +19,12 @@ import torch
 import torch.fx.experimental._config as shape_settings
 from torch._dynamo.utils import counters
 
-from specdec_hf.extras.compiled.cuda_graphs import CudaGraphs, RecordedCache, recorder_for
+from specdec_hf.extras.compiled.cuda_graphs import (
+    CudaGraphs,
+    RecordedCache,
+    completed,
+    recorder_for,
+)
 from specdec_hf.extras.compiled.layers import (
     LayerBuffers,
     LayerGraphs,
@@ -167,7 +172,27 @@ class CompiledForward:
                 output = self.cuda_graphs.run(self._forward, cache, inputs)
                 if output is not None:
                     return output
-            return self._forward(cache, **inputs)
+            return self._forward(cache, **completed(inputs, cache.cursor.starts))
+
+    def replay(
+        self,
+        function: Callable[[Callable[..., Any], dict[str, Any]], list[torch.Tensor]],
+        cache: SpecCache,
+        inputs: dict[str, Any],
+        *more: Any,
+    ) -> list[torch.Tensor] | None:
+        """Replay a function of several forwards, or None where it cannot be.
+
+        Args:
+            function: gives logits and other tensors from a forward, which takes a cache and inputs
+                by name, and from ``inputs``.
+            cache: that the forwards write to.
+            inputs, more: as of `Recordings.replay`.
+        """
+        with self._lock:
+            if self.cuda_graphs is None or self.cuda_graphs.user_of(cache) is None:
+                return None
+            return self.cuda_graphs.replay(partial(function, self._forward), inputs, *more)
 
     def _forward(self, cache: SpecCache | RecordedCache, **inputs: Any) -> Any:
         self._point_to(cache, inputs["input_ids"].shape[1])
@@ -240,7 +265,9 @@ class CompiledForward:
     def has_graphs_for(self, runner: SpecRunner) -> bool:
         """Whether CUDA graphs of all widths exist for buffers that suffice a runner's cache."""
         graphs = self.cuda_graphs
-        return graphs is not None and graphs.complete and graphs.fit(runner, self._weights())
+        if graphs is None or runner.policy.defers not in graphs.complete:
+            return False
+        return graphs.fit(runner, self._weights())
 
     def _weights(self) -> tuple[int, ...]:
         return tuple(x.data_ptr() for x in (*self._copy.parameters(), *self._copy.buffers()))

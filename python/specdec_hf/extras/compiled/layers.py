@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from specdec_hf.extras.compiled.attention import NAME as FOLDED
 from specdec_hf.runner.module_copy import PLAIN, copied, is_library_hook
+from specdec_hf.runner.packed.attention import attend_by
 from specdec_hf.runner.structure import layer_list_name
 
 LayerForward = Callable[..., Any]
@@ -116,6 +118,7 @@ def _likeness(layer: Any) -> tuple[Any, ...]:
 def replaced_layer(layer: Any, buffers: LayerBuffers, graphs: LayerGraphs) -> Any:
     """A decoder layer of a copy that runs compiled over its own buffers."""
     for module in layer.modules():
+        attend_by(module, FOLDED)
         if "layer_idx" in vars(module):
             module.layer_idx = 0  # a number of its own would need a graph of its own
         # Transformers collects outputs by hooks, which cannot be traced. Those of the whole layer

@@ -72,11 +72,11 @@ def _only_looks_up(forward: Any) -> bool:
         return False
 
 
-def attend_by(module: Any) -> bool:
-    """Let a module of a packed model attend as `attend` does, and say whether it can.
+def attend_by(module: Any, name: str = NAME) -> bool:
+    """Let a module of a copy attend by a registered function, and say whether it can.
 
     Args:
-        module: changed in place: it gets a configuration of its own.
+        module: changed in place: it gets a configuration of its own, with this name.
     """
     config = vars(module).get("config")
     functions = getattr(sys.modules[type(module).__module__], "ALL_ATTENTION_FUNCTIONS", {})
@@ -90,5 +90,5 @@ def attend_by(module: Any) -> bool:
     ):
         return False
     module.config = copy.copy(config)
-    module.config._attn_implementation_internal = NAME
+    module.config._attn_implementation_internal = name
     return True
