@@ -57,8 +57,9 @@ library_name: kernels
 license: {LICENSE.lower()}
 ---
 
-The verification step of speculative decoding as PyTorch ops for the CPU, with Triton kernels for
-GPUs: `sample`, `verify_chain`, `verify_tree`, and the ops that change KV caches.
+The verification step of speculative decoding as PyTorch ops: `sample`, `verify_chain`,
+`verify_tree`, and the ops that change KV caches. On GPUs Triton kernels serve the first two and the
+layouts of trees, and PyTorch's indexing the caches; `verify_tree` runs on the CPU.
 """
 
 

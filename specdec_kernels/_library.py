@@ -1,7 +1,8 @@
 """The table of the ops, and which provider serves each of them on each device.
 
 A provider is one implementation of an op behind PyTorch's dispatcher: "cpp" (the CPU kernels in
-`_C.so`), "cuda" (its CUDA kernels) or "triton". The reference is no provider: it is called by name.
+`_C.so`), "cuda" (its CUDA kernels), "triton" or "indexing" (PyTorch's own ops). The reference is no
+provider: it is called by name.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import functools
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from . import indexing
 from . import triton as _triton
 from ._ops import ops
 
@@ -48,6 +51,9 @@ CACHE_OPS = tuple(op for op, module in OPS.items() if module.startswith("kv."))
 CPU_OPS = tuple(op for op, module in OPS.items() if module.startswith("forward."))
 # Ops without CUDA kernels in `_C.so`: on CUDA devices Triton always serves them.
 _TRITON_ONLY = tuple(op for op, m in OPS.items() if m in ("tree.layout", "tree.expand_tree"))
+TRITON_OPS = ("sample", "verify_chain", *_TRITON_ONLY)
+# Ops that PyTorch's own indexing serves on CUDA devices without our CUDA kernels.
+INDEXED_OPS = (*CACHE_OPS, "ngram_propose")
 
 # csrc/torch/build_info.cpp returns an index into it.
 CPU_CAPABILITIES = ("avx512", "avx2", "plain")
@@ -83,7 +89,7 @@ def cpu_capability() -> str:
 
 
 def _cuda_provider() -> str:
-    """The provider of all ops but `_TRITON_ONLY` on CUDA devices: cuda, triton or none.
+    """The provider of `sample` and the verifiers on CUDA devices: cuda, triton or none.
 
     SPECDEC_CUDA_PROVIDER asks for one. By default the CUDA kernels come first, if `_C.so` has them.
     """
@@ -98,19 +104,42 @@ def _cuda_provider() -> str:
 _CUDA_PROVIDER = _cuda_provider()
 
 
-def _register_triton() -> None:
-    served = tuple(OPS) if _CUDA_PROVIDER == "triton" else _TRITON_ONLY if _HAS_TRITON else ()
+def _on_cuda() -> dict[str, str]:
+    """Op -> its provider on CUDA devices: cuda, triton, indexing or none."""
+    if _CUDA_PROVIDER == "cuda":
+        served = dict.fromkeys(OPS, "cuda")
+    else:
+        served = dict.fromkeys(OPS, "none") | dict.fromkeys(INDEXED_OPS, "indexing")
+        served |= dict.fromkeys(TRITON_OPS, _CUDA_PROVIDER)
+    served |= dict.fromkeys(_TRITON_ONLY, "triton" if _HAS_TRITON else "none")
+    return served | dict.fromkeys(CPU_OPS, "none")
+
+
+def _register_on_cuda() -> None:
+    """Register what Python implements; `_C.so` registers its own kernels when it is loaded."""
+    implementations = {
+        "triton": lambda op: _triton.implementation(op, OPS[op]),
+        "indexing": indexing.implementation,
+        "none": _refusal,
+    }
     with warnings.catch_warnings():
         # SPECDEC_CUDA_PROVIDER=triton replaces the CUDA kernels on purpose.
         warnings.filterwarnings(
-            "ignore", message=".*[Oo]verriding a previously registered kernel.*"
+            "ignore", message="(?s).*[Oo]verriding a previously registered kernel.*"
         )
-        for op in served:
-            if op not in CPU_OPS:
-                _triton.register(op, OPS[op])
+        for op, provider in _on_cuda().items():
+            if provider != "cuda" and op not in CPU_OPS:
+                _FOR_ALL.impl(op, implementations[provider](op), "CUDA")
 
 
-_register_triton()
+def _refusal(op: str) -> Callable[..., None]:
+    def refuse(*_: Any) -> None:
+        raise NotImplementedError(
+            f"{op} must run on the CPU or with the CUDA kernels of _C.so, because Triton has no "
+            "kernel of it, got tensors on a CUDA device of a build without CUDA kernels"
+        )
+
+    return refuse
 
 
 def _pass_by_autograd() -> None:
@@ -142,18 +171,18 @@ def _refuse_layout(op: str, *values: Any) -> None:
                 raise RuntimeError(f"{argument.name} must be a dense tensor, got {got}")
 
 
+# A registration lasts as long as the object that made it.
 _FOR_ALL = torch.library.Library(ops.name, "IMPL")
+_register_on_cuda()
 _pass_by_autograd()
 _refuse_layouts()
 
 
 def providers() -> dict[str, dict[str, str]]:
-    """Op name -> device type -> provider ("cpp", "cuda", "triton" or "none").
+    """Op name -> device type -> provider ("cpp", "cuda", "triton", "indexing" or "none").
 
     >>> providers()["verify_chain"]["cpu"]
     'cpp'
     """
-    on_cuda = dict.fromkeys(OPS, _CUDA_PROVIDER)
-    on_cuda |= dict.fromkeys(_TRITON_ONLY, "triton" if _HAS_TRITON else "none")
-    on_cuda |= dict.fromkeys(CPU_OPS, "none")
+    on_cuda = _on_cuda()
     return {op: {"cpu": "cpp", "cuda": on_cuda[op]} for op in OPS}

@@ -40,8 +40,8 @@ def warm_up(device: torch.device | str | None = None) -> None:
     built for another driver or another GPU is imported without complaint.
 
     Ops that Triton serves (see `providers`) are compiled for the dtypes of their arguments, so that
-    a call with other dtypes compiles again: make such a call yourself before you capture it. The
-    first `sample` or `verify_chain` of two sequences or more for each multiprocessor does, too.
+    a call with other dtypes or options compiles again: make such a call yourself before you capture
+    it.
 
     Args:
         device: the CUDA device; None is the current one.
@@ -64,8 +64,9 @@ def warm_up(device: torch.device | str | None = None) -> None:
         raise RuntimeError(f"device is {where}, but torch sees no CUDA device")
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("warm_up must be called before the capture of a CUDA graph, not in it")
-    ops = [op for op, by_device in providers().items() if by_device["cuda"] != "none"]
-    if not ops:
+    served = {op: by_device["cuda"] for op, by_device in providers().items()}
+    ops = [op for op, provider in served.items() if provider != "none"]
+    if {*served.values()} <= {"indexing", "none"}:
         raise RuntimeError(
             f"no op runs on {where}: _C.so has no CUDA kernels, and Triton is not installed"
         )

@@ -85,12 +85,6 @@ DIFFERENCES = (
     ),
     Difference(
         "triton",
-        "3.6",
-        "specdec_kernels/triton/chain/residual.py",
-        "The compiler fails in an analysis of much dead code.",
-    ),
-    Difference(
-        "triton",
         "3.9",
         "tests/support/triton_interpreter.py",
         "The interpreter replaces the functions of triton.language in every call.",

@@ -21,6 +21,8 @@ import pytest
 import torch
 from support import lanes, shared_build, unchanged
 
+from specdec_kernels.arguments.rules import ALL_RULES, TRITON_RULES
+
 # Threads of one process would wait for the processors that the tests of another use.
 torch.set_num_threads(
     max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
@@ -102,8 +104,17 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+def _is_served(item):
+    """Whether the provider in the parameters of a test has the rule among them."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    words = {x for x in values if isinstance(x, str)}
+    lacking = {"verify_tree", *ALL_RULES}.difference(TRITON_RULES)
+    return "triton" not in words or not words & lacking
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the markers for -m
 def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if not _place(item.path) or _is_served(item)]
     ours = [item for item in items if _place(item.path)]
     for item in ours:
         for marker in sorted(set(_markers(item))):

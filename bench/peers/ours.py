@@ -11,7 +11,6 @@ import importlib.util
 import itertools
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -84,18 +83,16 @@ def _compact(inputs: KvInputs) -> Callable[[], Any]:
     return once
 
 
-def _triton(op: str, tokens: str, first: Callable[[Any], Any], inputs: Any) -> Callable[[], Any]:
-    """Call Triton's function with the arguments that the public function passes to the op.
-
-    tokens: the name of the op's argument for draft tokens. first: builds the public call.
-    """
-    dispatcher = getattr(torch.ops.specdec_kernels, op).default
+def _triton(inputs: Any) -> Callable[[], Any]:
+    """Call Triton's `verify_chain` with the arguments that the public function passes to the op."""
+    dispatcher = torch.ops.specdec_kernels.verify_chain.default
     with _Arguments(dispatcher) as arguments:
-        first(inputs)()
+        _dispatched(inputs)()
     names = [argument.name for argument in dispatcher._schema.arguments]
-    tokens_at, seeds_at = names.index(tokens), names.index("seeds")
+    tokens_at, seeds_at = names.index("draft_token_ids"), names.index("seeds")
     turns = itertools.cycle(inputs.turns)
-    function = getattr(importlib.import_module(f"specdec_kernels.triton.{OPS[op]}"), op)
+    module = importlib.import_module(f"specdec_kernels.triton.{OPS['verify_chain']}")
+    function = module.verify_chain
 
     def once() -> Any:
         arguments.found[tokens_at], arguments.found[seeds_at] = next(turns)
@@ -126,18 +123,14 @@ def _accepted(verdict: sk.TreeVerdict | TreeOutputs) -> torch.Tensor:
     return verdict.num_accepted
 
 
-_CHAIN = partial(_triton, "verify_chain", "draft_token_ids", _dispatched)
-_TREE = partial(_triton, "verify_tree", "tree_tokens", _tree)
-
 PEERS = (
     Peer("cpp", _served("verify_chain", "cpp", "cpu"), _dispatched, ours=True),
     Peer("cuda", _served("verify_chain", "cuda", "cuda"), _dispatched, ours=True),
-    Peer("triton", _triton_available, _CHAIN, ours=True),
+    Peer("triton", _triton_available, _triton, ours=True),
 )
 TREE_PEERS = (
     Peer("cpp", _served("verify_tree", "cpp", "cpu"), _tree, _accepted, ours=True),
     Peer("cuda", _served("verify_tree", "cuda", "cuda"), _tree, _accepted, ours=True),
-    Peer("triton", _triton_available, _TREE, _accepted, ours=True),
 )
 KV_PEERS = (
     Peer("cpp", _served("kv_compact_", "cpp", "cpu"), _compact, lambda n: n, ours=True),

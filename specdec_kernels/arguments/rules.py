@@ -21,6 +21,9 @@ LOSSLESS_RULES: tuple[Rule, ...] = ("token", "block", "greedy", "match")
 # The acceptance probability depends on the draft distribution Q.
 RULES_READING_DRAFT: tuple[Rule, ...] = ("token", "block", "lenient")
 
+# Those of chains that the Triton kernels have; CUDA kernels and the CPU have all.
+TRITON_RULES: tuple[Rule, ...] = ("token", "block", "greedy", "match", "lenient")
+
 # enum class TreeRule, csrc/include/specdec/tree.h
 TreeRule = Literal[
     "greedy", "match", "target_only", "multi_draft", "multi_draft_wor", "top_k_plus_one",

@@ -11,15 +11,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from .._ops import ops
 from ..arguments.validation import validate
 
-__all__ = ["implementation", "register"]
-
-# Registered ops. A registration lasts as long as the object that made it.
-_libraries: dict[str, torch.library.Library] = {}
+__all__ = ["implementation"]
 
 
 def implementation(op: str, module: str) -> Callable[..., Any]:
@@ -30,15 +24,3 @@ def implementation(op: str, module: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(f"{__name__}.{module}"), op)(*args)
 
     return call
-
-
-def register(op: str, module: str, dispatch_key: str = "CUDA") -> None:
-    """Register function `op` of a module of this package as the kernel of the op of that name.
-
-    The op's schema must be defined already. A second call for the same op does nothing.
-    """
-    if op in _libraries:
-        return
-    library = torch.library.Library(ops.name, "IMPL")
-    library.impl(op, implementation(op, module), dispatch_key)
-    _libraries[op] = library

@@ -1,10 +1,12 @@
-"""The host side of a launch: tiles, the schedule, packed arguments."""
+"""The host side of a launch: the arguments of a kernel, tiles, scratch."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
+import itertools
+import linecache
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -13,8 +15,6 @@ import torch
 import triton
 from torch import Tensor
 
-from ..arguments.checks import float32
-from ..arguments.sample import SamplingArguments
 from ..versions import refuse_other
 
 refuse_other("triton", triton.__version__)
@@ -22,12 +22,10 @@ refuse_other("triton", triton.__version__)
 TILE = 4096  # part of the contract: rounding depends on it
 CHUNK = 1024  # entries of one step of a threshold search, which keeps 8 accumulators for each
 MAX_BLOCK = 1024
+LIST = 1024  # tokens that a filter may leave in a list; at most TILE
 # Without contraction a product and a sum are rounded separately on every device, as they are in the
 # interpreter.
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
-
-# None chooses by batch size. Tests set it to compare the schedules.
-force_row_parallel: bool | None = None
 
 
 def kernel(*specialized: str) -> Callable[[Any], Any]:
@@ -40,46 +38,81 @@ def kernel(*specialized: str) -> Callable[[Any], Any]:
     """
 
     def decorate(function: Any) -> Any:
-        parameters = inspect.signature(function).parameters.items()
-        values = [name for name, p in parameters if "constexpr" not in str(p.annotation)]
-        if unknown := set(specialized) - {*values}:
-            raise ValueError(f"specialized must name arguments, got {sorted(unknown)}")
-        plain = [name for name in values if name not in specialized]
-        return triton.jit(function, do_not_specialize=plain)
+        members = members_of(function)
+        wanted = {part for n in specialized for part in parts_of(n, members[n])}
+        if any(members.values()):
+            function = flat(function)
+        values = [
+            name
+            for name, p in inspect.signature(function).parameters.items()
+            if "constexpr" not in str(p.annotation)
+        ]
+        return triton.jit(function, do_not_specialize=[n for n in values if n not in wanted])
 
     return decorate
+
+
+def parts_of(name: str, fields: tuple[str, ...]) -> list[str]:
+    """The arguments of a kernel that stand for one of its arguments, which may be a record."""
+    return [f"{name}_{field}" for field in fields] or [name]
+
+
+def members_of(function: Any) -> dict[str, tuple[str, ...]]:
+    """The names of the members of each argument that is a record, by its annotation."""
+    return {
+        name: getattr(function.__globals__.get(p.annotation), "_fields", ())
+        for name, p in inspect.signature(function).parameters.items()
+    }
+
+
+def flat(function: Any) -> Any:
+    """The kernel with one argument for each member of its records.
+
+    Triton looks at every member of a record that a kernel takes, so that other values would compile
+    it anew. It reads the source of a kernel, which `linecache` therefore keeps.
+    """
+    name, members = function.__name__, members_of(function)
+    types = {n: p.annotation for n, p in inspect.signature(function).parameters.items()}
+    parameters = [p for n, fields in members.items() for p in parts_of(n, fields) if fields]
+    parameters += [f"{n}: {types[n]}" for n, fields in members.items() if not fields]
+    records = [
+        f"{types[n]}({', '.join(parts_of(n, fields))})" if fields else n
+        for n, fields in members.items()
+    ]
+    source = f"def {name}({', '.join(parameters)}):\n    {name}_of_records({', '.join(records)})\n"
+    file = f"<kernel {name}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    made: dict[str, Any] = {f"{name}_of_records": triton.jit(function)}
+    namespace = function.__globals__ | made
+    exec(compile(source, file, "exec", dont_inherit=True), namespace)
+    namespace[name].__module__ = function.__module__
+    return namespace[name]
+
+
+def start(
+    kernel: Any, grid: tuple[int, ...], records: tuple[Any, ...], constants: dict[str, Any]
+) -> None:
+    """Launch a kernel with the members of its records and those of `constants` that it takes."""
+    own = {name: constants[name] for name in kernel.arg_names if name in constants}
+    kernel[grid](*itertools.chain.from_iterable(records), **own, **OPTIONS)
 
 
 class Tiling(NamedTuple):
     tiles: int
     block: int  # tiles that one scan step takes
     log_tiles: int
+    span: int  # neighbouring entries of which a filter knows the maximum
+    spans: int  # of all tiles, a power of two
 
 
 @functools.lru_cache(maxsize=256)
 def tiling(v: int) -> Tiling:
     tiles = -(-v // TILE)
     log_tiles = (tiles - 1).bit_length()
-    return Tiling(tiles, min(max(1 << log_tiles, 16), MAX_BLOCK), log_tiles)
-
-
-def width(k: int) -> int:
-    """The number of entries of a sparse draft that one step takes."""
-    return min(max(1 << max(k - 1, 0).bit_length(), 16), 1024)
-
-
-@functools.lru_cache(maxsize=64)
-def _processors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
-def row_parallel(t: Tensor, batch: int, tiles: int) -> bool:
-    """Whether a grid over (row, tile) should come first: too few sequences to fill the device."""
-    if force_row_parallel is not None:
-        return force_row_parallel
-    if t.device.type != "cuda" or tiles == 1:
-        return False
-    return batch < 2 * _processors(t.device.index)
+    width = 1 << log_tiles
+    per_tile = min(16, max(1, 1024 // width))
+    block = min(max(width, 16), MAX_BLOCK)
+    return Tiling(tiles, block, log_tiles, TILE // per_tile, width * per_tile)
 
 
 @contextlib.contextmanager
@@ -102,27 +135,3 @@ def packed(*tensors: Any) -> tuple[Any, ...]:
 def scratch(t: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Uninitialised (maxima, sums) of tile statistics, see `TileStats`."""
     return t.new_empty((size,), dtype=torch.float32), t.new_empty((size,), dtype=torch.int64)
-
-
-class Filters(NamedTuple):
-    """The filter arguments of a kernel, in its order; see `SamplingArguments`."""
-
-    top_ks: Tensor | None
-    top_k: int
-    top_ps: Tensor | None
-    top_p: float
-    min_ps: Tensor | None
-    min_p: float
-
-
-def filters(v: int, sampling: SamplingArguments) -> Filters:
-    """A top_k of V or more keeps every token."""
-    s = sampling
-    top_ks, top_ps, min_ps = packed(s.top_ks, s.top_ps, s.min_ps)
-    return Filters(top_ks, min(s.top_k, v), top_ps, float32(s.top_p), min_ps, float32(s.min_p))
-
-
-def filtering(v: int, f: Filters) -> bool:
-    """Whether some sequence may have a filter; values on the device are not read."""
-    tensors = f.top_ks is not None or f.top_ps is not None or f.min_ps is not None
-    return tensors or 0 < f.top_k < v or f.top_p < 1 or f.min_p > 0

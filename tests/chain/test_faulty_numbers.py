@@ -8,7 +8,7 @@ import proofs
 import pytest
 import torch
 from proofs import assert_close, assert_outputs_equal
-from support.providers import ALL_PROVIDERS, provider, verify
+from support.providers import ALL_PROVIDERS, WHOLE_PROVIDERS, provider, verify
 
 from specdec_kernels import RULES, RULES_READING_DRAFT, TREE_RULES, Status
 from specdec_kernels.arguments.chain import ChainArguments
@@ -18,18 +18,11 @@ from specdec_kernels.arguments.tree import TreeArguments
 NAN, INF = float("nan"), float("inf")
 NO_UNIFORMS = [-(2.0**-1074), -0.25, -1e300, 1.0, 1.5, INF, -INF, NAN]
 B = len(NO_UNIFORMS) + 2  # the last two sequences have no fault
-# Triton's interpreter takes a second for each; it has one check for all rules.
-SHORT_FOR_TRITON = ("token", "block", "multi_draft", "traversal")
 
 
-def pairs(rules):
+def pairs(rules, providers=ALL_PROVIDERS):
     """(provider, rule) without match, which takes no uniforms."""
-    return [
-        (n, r)
-        for n in ALL_PROVIDERS
-        for r in rules
-        if r != "match" and (n != "triton" or r in SHORT_FOR_TRITON)
-    ]
+    return [(n, r) for n in providers for r in rules if r != "match"]
 
 
 def uniforms(columns):
@@ -71,7 +64,7 @@ OPS = {
     ("op", "name", "rule"),
     [
         *(("verify_chain", *pair) for pair in pairs(RULES)),
-        *(("verify_tree", *pair) for pair in pairs(TREE_RULES)),
+        *(("verify_tree", *pair) for pair in pairs(TREE_RULES, WHOLE_PROVIDERS)),
     ],
 )
 def test_a_uniform_outside_the_unit_interval_emits_nothing(op, name, rule):
@@ -138,10 +131,10 @@ def test_probabilities_of_minus_zero_are_zero(name, rule):
 
 
 @pytest.mark.parametrize("rule", TREE_RULES_READING_DRAFT)
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
 def test_probabilities_of_minus_zero_are_zero_in_trees(name, rule):
-    for form in ("full",) if name == "triton" else ("full", "sparse"):
-        case = proofs.tree_case(2 if name == "triton" else 12, 4, 37, rule=rule, kind="probs",
+    for form in ("full", "sparse"):
+        case = proofs.tree_case(12, 4, 37, rule=rule, kind="probs",
                                  draft=form, rows="shared")  # fmt: skip
         a = TreeArguments(*case.args())
         changed, tokens = zeroed(a, a.tree_tokens)

@@ -15,6 +15,7 @@ from support.providers import (
     ALL_PROVIDERS,
     FAST_PROVIDERS,
     KERNEL_PROVIDERS,
+    WHOLE_PROVIDERS,
     philox_uniforms,
     provider,
     sample,
@@ -227,7 +228,7 @@ def test_the_statistics_of_a_sampled_draft_are_validated_too(name, logsumexp, th
     assert (got.status, got.accepted) == (([DRAFT], [0]) if fault else ([0], [1]))
 
 
-@by_provider
+@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
 def test_synthetic_rates_of_nan_never_accept(name):
     target, drafts, q = certain(2, 2)
     for rates in ([NAN, 1.0], [-INF, 1.0]):

@@ -33,8 +33,8 @@ from support.providers import (
     ALL_PROVIDERS,
     ENUMERATED_PROVIDERS,
     FAST_PROVIDERS,
+    WHOLE_PROVIDERS,
     enumerated,
-    needs_triton,
     provider,
     sample,
     verify,
@@ -133,9 +133,6 @@ SMALL = {
     "token-wide": dict(draft="wide", gamma=1),
     "token-mapped": dict(draft="mapped", gamma=1),
     "lenient": dict(rule="lenient", gamma=1, lenience=0.5),
-    "typical": dict(rule="typical", gamma=1, epsilon=0.9, delta=0.8),
-    "synthetic": dict(rule="synthetic", gamma=1, rates=RATES[1:]),
-    "top-beta": dict(v=3, rule="top_beta", gamma=1, beta=2, tau=1.5),
 }
 MASSES = {
     "lenient": functools.partial(lenient_masses, lenience=0.5),
@@ -146,11 +143,11 @@ MASSES = {
 
 
 @pytest.mark.full
-@needs_triton
 @pytest.mark.parametrize("form", SMALL)
-def test_emitted_tokens_have_the_distribution_of_their_rule_in_triton(form):
+@pytest.mark.parametrize("name", [n for n in ALL_PROVIDERS if n == "triton"])
+def test_emitted_tokens_have_the_distribution_of_their_rule_in_triton(name, form):
     toy = ToyChain(**{"v": 2, **SMALL[form]})
-    realized = toy.realized("triton", steps=24)
+    realized = toy.realized(name, steps=24)
     if form in MASSES:
         assert_joint_distribution(realized, lossy_joint_distribution(toy, MASSES[form]))
         assert 0 < realized.mean_accepted < 1
@@ -258,7 +255,7 @@ def test_top_beta_has_the_distribution_of_its_formula(name, form):
 
 
 @pytest.mark.parametrize("kind", ["logits", "probs"])
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
 def test_top_beta_at_temperature_zero_counts_at_temperature_one(name, kind):
     """Tokens of rank 0 to 4, the last impossible; ln(0.4 / 0.3) = 0.29, ln(0.4 / 0.1) = 1.39."""
     p = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0]).expand(5, 2, 5)
@@ -276,7 +273,7 @@ def test_top_beta_at_temperature_zero_counts_at_temperature_one(name, kind):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
 def test_top_beta_counts_ties_as_one_rank(name, temperature):
     """Both tied tokens have no likelier one; the third has two."""
     target = torch.tensor([2.0, 2.0, 1.0, -9.0]).expand(3, 2, 4)
@@ -287,7 +284,7 @@ def test_top_beta_counts_ties_as_one_rank(name, temperature):
         assert got[1].tolist() == hits
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
 def test_the_distance_of_top_beta_is_that_at_the_temperature(name):
     """The logits are 1 apart, which is a distance of 2 at temperature 0.5."""
     target = torch.tensor([1.0, 0.0, -1.0]).expand(1, 2, 3)
@@ -297,7 +294,7 @@ def test_the_distance_of_top_beta_is_that_at_the_temperature(name):
         assert int(got[1]) == count
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
 def test_top_beta_counts_likelier_tokens_over_the_whole_row(name):
     """They lie in tiles before and after that of the drafted token."""
     v = 9_001
@@ -333,7 +330,7 @@ def test_synthetic_accepts_at_its_rates_and_recovers_with_the_target(name, targe
     assert_joint_distribution(realized, chain_joint_distribution(accept, reject, toy.target_probs))
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
 def test_synthetic_rates_at_or_beyond_0_and_1_decide_every_draft(name):
     target, drafts = torch.zeros(1, 4, 3), torch.zeros(1, 3, dtype=torch.int64)
     top = 1 - 2.0**-53
@@ -359,7 +356,7 @@ def test_lenient_at_temperature_zero_accepts_a_token_at_its_bound(name):
         assert not got[3].any(), "all that is emitted has a probability of 1 at temperature 0"
 
 
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
 def test_the_bound_of_typical_is_strict(name):
     """A certain token has P = 1 and entropy 0, which is not above a bound of 1.
 
@@ -377,9 +374,7 @@ def test_the_bound_of_typical_is_strict(name):
 
 
 ENTROPIES = [(t, k) for t in (0.4, 1.0, 3.0) for k in (0, 12)]
-ENTROPY_CASES = [
-    (n, *c) for n in ALL_PROVIDERS for c in (ENTROPIES[-2:-1] if n == "triton" else ENTROPIES)
-]
+ENTROPY_CASES = [(n, *c) for n in WHOLE_PROVIDERS for c in ENTROPIES]
 
 
 @pytest.mark.parametrize(("name", "temperature", "top_k"), ENTROPY_CASES)

@@ -1,11 +1,12 @@
 """The Triton provider in the interpreter, and its kernels compiled for devices that are not here.
 
 Tests of all providers are in tests/row and tests/chain. Here are those of Triton alone: its noise,
-schedules, tiles and scan blocks.
+tiles, scan blocks and lists.
 """
 
 import itertools
 import json
+import math
 import os
 from pathlib import Path
 
@@ -14,37 +15,24 @@ import pytest
 pytest.importorskip("triton")
 os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is decorated
 
-import proofs
 import torch
 import triton
 import triton.language as tl
-from proofs import assert_outputs_close, assert_outputs_equal
+from proofs import assert_outputs_close
 from support.programs import output_of
-from support.providers import provider, sampling_arguments, small_tiles, verify  # noqa: F401
+from support.providers import provider, sample, sampling_arguments, small_tiles, verify  # noqa: F401
 
-from specdec_kernels import reference
+from specdec_kernels import Status, reference
 from specdec_kernels.arguments.rules import METHODS, NOISES
 from specdec_kernels.reference.row import noise
-from specdec_kernels.triton import launch
 from specdec_kernels.triton.row import noise as triton_noise
 
 AHEAD_OF_TIME = Path(__file__).parents[2] / "tests/device/triton_aot.py"
 FILTERS = {"top_k": 40, "top_p": 0.9}
 
 
-def both_schedules(op, args, monkeypatch):
-    """The outputs of an op, which must be the same bits in both schedules."""
-    out = []
-    for split in (False, True):
-        monkeypatch.setattr(launch, "force_row_parallel", split)
-        out.append(provider(op, "triton")(*args))
-    assert_outputs_equal(op, *out)
-    return out[0]
-
-
-def verify_both(monkeypatch, *args, **options):
-    """`verify_chain` of both schedules."""
-    return verify(lambda *a: both_schedules("verify_chain", a, monkeypatch), *args, **options)
+def verified(*args, **options):
+    return verify(provider("verify_chain", "triton"), *args, **options)
 
 
 # Noise.
@@ -83,16 +71,7 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
         assert float(out[i]) == pytest.approx(want, rel=6e-7), (v, x)
 
 
-# The cases agree with the specification in test_verify_chain.py and tests/row/test_sample.py.
-CASES = [case for op in ("sample", "verify_chain") for case in proofs.cases(op, rows=6)]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case}")
-def test_both_schedules_give_the_same_bits(case, monkeypatch):
-    both_schedules(case.op, case.args(), monkeypatch)
-
-
-# Tiles, scan blocks, views, launches.
+# Tiles, scan blocks, lists.
 
 
 @pytest.mark.full
@@ -103,12 +82,11 @@ def test_both_schedules_give_the_same_bits(case, monkeypatch):
         ("token", FILTERS),
         ("greedy", {}),
         ("lenient", {}),
-        ("typical", {}),
     ],
     ids=lambda x: x if isinstance(x, str) else "filtered" if x else "plain",
 )
 @pytest.mark.usefixtures("small_tiles")
-def test_many_tiles_and_scan_blocks(rule, filters, monkeypatch):
+def test_many_tiles_and_scan_blocks(rule, filters):
     """V = 4500 has 18 tiles of 256 in 2 scan blocks, and tokens are drawn from both."""
     g = torch.Generator().manual_seed(5)
     n, v = 2, 4500
@@ -119,24 +97,71 @@ def test_many_tiles_and_scan_blocks(rule, filters, monkeypatch):
     rest = (target, torch.randint(0, v, (n, 1), generator=g), draft)
     options = dict(rule=rule, seeds=torch.arange(n), positions=torch.arange(n), **filters)
     want = verify(reference.verify_chain, *rest, **options)
-    assert_outputs_close("verify_chain", verify_both(monkeypatch, *rest, **options), want)
+    assert_outputs_close("verify_chain", verified(*rest, **options), want)
     assert {int(t) >= 4096 for t in want[0].flatten() if t >= 0} == {False, True}
 
 
-def test_match_takes_the_noise_of_each_position_over_two_tiles(monkeypatch):
+EDGES = {
+    "floor": (dict(top_k=9), 3.0),
+    "as-many-as-spans": (dict(top_k=63), 1.0),
+    "more-than-spans": (dict(top_k=64, min_p=0.01), 3.0),
+    "more-than-a-list": (dict(top_k=300, top_p=0.9), 1.0),
+    "top-p-alone": (dict(top_p=0.9), 5.0),
+    "flat-top-p": (dict(top_p=0.7), 0.01),
+    "min-p-alone": (dict(min_p=0.2), 0.5),
+    "ties": (dict(top_k=9, top_p=0.8), 0.5),
+    "all-equal": (dict(top_k=3), 0.0),
+    "signed-zeros": (dict(top_k=3), 1.0),
+}
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.usefixtures("small_tiles")
+def test_a_filter_lists_its_survivors_or_searches_the_whole_row(edge):
+    """V = 1001 has 63 spans of 16; a list takes 256 tokens, and some rows have more survivors."""
+    filters, spread = EDGES[edge]
+    logits = spread * torch.randn(3, 1001, generator=torch.Generator().manual_seed(7))
+    logits[1, ::2] = -math.inf
+    logits[2] = (logits[2] * 2).round() / 2
+    if edge == "signed-zeros":
+        logits = -logits.abs()
+        logits[:, ::100], logits[:, 50::100] = 0.0, -0.0
+    for stream in ("draft", "shared"):
+        options = dict(noise=stream, seeds=torch.arange(3), **filters)
+        want = sample(reference.sample, logits, **options)
+        got = sample(provider("sample", "triton"), logits, **options)
+        assert_outputs_close("sample", got, want)
+
+
+@pytest.mark.parametrize("form", ["probs", "sampled"])
+def test_a_draft_row_is_checked_whole_where_few_tokens_are_listed(form):
+    """The wrong entry is that of a token which no filter leaves."""
+    target, draft = torch.zeros(1, 2, 600), torch.full((1, 1, 600), 0.001)
+    target[..., ::300], draft[..., 7] = 5.0, math.inf
+    sampled = (torch.zeros(1, 1).double(), torch.zeros(1, 1), 1.0) if form == "sampled" else None
+    kind = "logits" if sampled else "probs"
+    target = target if sampled else target.softmax(-1)
+    options = dict(kind=kind, sampled=sampled, top_k=2)
+    got = verified(target, torch.tensor([[4]]), draft, **options)
+    want = verify(reference.verify_chain, target, torch.tensor([[4]]), draft, **options)
+    assert_outputs_close("verify_chain", got, want)
+    assert int(got[2]) == Status.DRAFT_INVALID
+
+
+def test_match_takes_the_noise_of_each_position_over_two_tiles():
     """The drafts are the tokens of plain sampling, all of them in the second tile."""
     target = torch.zeros(1, 4, 5000)
     target[..., 4096:] = 20.0
     seeds, positions = torch.full((4,), 3), torch.arange(4) + 7
     how = NOISES.index("shared"), METHODS.index("gumbel")
     want = reference.sample(target[0], *sampling_arguments(), seeds, positions, *how)[0]
-    got = verify_both(monkeypatch, target, want[None, :3], rule="match", seeds=3, positions=7)
+    got = verified(target, want[None, :3], rule="match", seeds=3, positions=7)
     assert got[0].tolist() == [want.tolist()]
 
 
 @pytest.mark.parametrize("form", ["wide", "mapped", pytest.param("sparse", marks=pytest.mark.full)])
 @pytest.mark.usefixtures("small_tiles")
-def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, monkeypatch):
+def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form):
     """More tiles than the target has, columns in random order, more ids than one step takes."""
     g = torch.Generator().manual_seed(11)
     n, v, d = 2, 600, {"wide": 900, "mapped": 300, "sparse": 40}[form]
@@ -146,16 +171,13 @@ def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, monkeypatch):
     if form == "mapped":
         columns = torch.randperm(v, generator=g).to(torch.int32)  # half of them are no column
     if form == "sparse":
-        monkeypatch.setattr(launch, "width", lambda k: 16)
         ids = torch.randint(-1, v, draft.shape, generator=g)
         draft = draft.softmax(-1)
         tokens = ids[..., 7].clamp(min=0)
     for rule in ("token", "block"):
         options = dict(rule=rule, ids=ids, columns=columns, seeds=torch.arange(n))
         want = verify(reference.verify_chain, target, tokens, draft, **options)
-        assert_outputs_close(
-            "verify_chain", verify_both(monkeypatch, target, tokens, draft, **options), want
-        )
+        assert_outputs_close("verify_chain", verified(target, tokens, draft, **options), want)
 
 
 @pytest.mark.covering(emulated=1)
@@ -164,7 +186,7 @@ def test_many_tiles_of_a_draft_with_a_vocabulary_of_its_own(form, monkeypatch):
     "form",
     [*(pytest.param(f, marks=pytest.mark.full) for f in ("logits", "probs", "sparse")), "sampled"],
 )
-def test_a_ragged_draft_without_the_row_is_as_no_draft(indptr, form, monkeypatch):
+def test_a_ragged_draft_without_the_row_is_as_no_draft(indptr, form):
     """target_indptr is data: whatever it holds, nothing outside the rows may be read."""
     g = torch.Generator().manual_seed(9)
     rows, v = min(max(indptr), 3), 11
@@ -172,8 +194,8 @@ def test_a_ragged_draft_without_the_row_is_as_no_draft(indptr, form, monkeypatch
     draft = torch.full((rows - 2, v), 1 / v)
     sampled = (torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2), 1.0)
     for rule in ("token", "block"):
-        tokens, _, status, _, _ = verify_both(
-            monkeypatch, target, torch.full((2, 2), 4), draft, rule=rule,
+        tokens, _, status, _, _ = verified(
+            target, torch.full((2, 2), 4), draft, rule=rule,
             ids=torch.arange(v).expand(rows - 2, v) if form == "sparse" else None,
             sampled=sampled if form == "sampled" else None,
             kind="probs" if form == "probs" else "logits",
@@ -196,7 +218,7 @@ def run_python(*args):
 
 
 @pytest.mark.build
-@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"])
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "cuda:120", "hip:gfx942"])
 def test_every_kernel_compiles_ahead_of_time(target):
     printed = run_python(AHEAD_OF_TIME, target)
     assert "compiled" in printed
@@ -208,14 +230,10 @@ def test_other_values_and_slices_of_small_arguments_compile_no_kernel_anew():
     """Triton is asked for the key of each kernel; rows are the control."""
     printed = run_python(AHEAD_OF_TIME, "--specialized")
     found = {kernel: {*names} for kernel, names in json.loads(printed).items()}
-    rows = {"target", "target_stride_b", "target_stride_i", "v", "draft", "draft_stride_b"}
-    rows |= {"draft_stride_i", "d"}
-    listed = {"draft_ids", "draft_columns"}
-    assert found["sample_tiles"] == found["sample_rows"] == {"logits", "row_stride", "v"}
-    assert found["chain_tiles"] == rows
-    assert found["chain_sequences"] == found["tree_sequences"] == rows | listed
-    caches = [name for name in found if name.endswith(("_words", "shorten", "_rings", "_rows"))]
-    assert all(not found[n] for n in caches if n not in {"attention_rows", "sample_rows"})
+    rows = {f"target_{name}" for name in ("rows", "stride_b", "stride_i", "v")}
+    rows |= {f"draft_{name}" for name in ("rows", "stride_b", "stride_i", "d", "ids", "columns")}
+    kernels = ("tile_statistics", "summarize_rows", "fill_residuals", "draw")
+    assert all(found[name] == rows for name in kernels)
 
 
 @pytest.mark.build  # a process that loads torch

@@ -1,7 +1,6 @@
 """`verify_tree` on a CUDA device against the C++ kernels.
 
-test_cuda.py and bench/gpu.sh run this file in a process of its own, as on_device.py. The tests of
-the CUDA kernels come first (`-k cuda`), then those of Triton's (`-k triton`) with one case a rule.
+test_cuda.py and bench/gpu.sh run this file in a process of its own, as on_device.py.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ LARGE = [
 ]
 SMALL = proofs.cases("verify_tree", heavy=True)
 OF_RULES = [next(c for c in SMALL if c.id.count(rule) and c.rows > 1) for rule in TREE_RULES]
-AGREEING = {"cuda": [*SMALL, *LARGE], "triton": [*OF_RULES, *LARGE[:2]]}
-EACH = [pytest.param(n, c, id=f"{n}-{c}") for n in PROVIDERS for c in AGREEING[n]]
-SOME = [pytest.param(n, c, id=f"{n}-{c}") for n in PROVIDERS for c in AGREEING[n][-6:]]
+NAMES = [n for n in PROVIDERS if n == "cuda"]  # Triton has no kernels of trees
+EACH = [pytest.param(n, c, id=f"{n}-{c}") for n in NAMES for c in [*SMALL, *LARGE]]
+SOME = [pytest.param(n, c, id=f"{n}-{c}") for n in NAMES for c in LARGE]
 
 
 def on_device(name, case):

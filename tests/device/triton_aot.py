@@ -2,8 +2,8 @@
 
     python tests/device/triton_aot.py [--all] [cuda:90 hip:gfx942 ...]
 
-The variants are those that the ops launch on their cases, under both schedules: the launches are
-recorded, and nothing runs. Of each kernel so many are compiled that every type and constant occurs.
+The variants are those that the ops launch on their cases: the launches are recorded, and nothing
+runs. Of each kernel so many are compiled that every type and constant occurs.
 Every target gets one variant of each kernel and a quarter of the others, so that each of these is
 compiled for one target; with --all every target gets all of them. --specialized prints as JSON for
 which arguments Triton would compile a kernel anew, and compiles nothing.
@@ -28,30 +28,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import proofs
 import torch
 import triton
-from kv import edge_cases
 from proofs.tree_layout import expand_case
 from support.lanes import covering
+from support.providers import serves
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from specdec_kernels import triton as implementations
-from specdec_kernels._library import CPU_OPS, OPS
-from specdec_kernels.triton import launch
-from specdec_kernels.triton.kv import table as kv_table
+from specdec_kernels._library import OPS, TRITON_OPS
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
     "cuda:90": GPUTarget("cuda", 90, 32),
     "cuda:100": GPUTarget("cuda", 100, 32),
+    "cuda:120": GPUTarget("cuda", 120, 32),
     "hip:gfx942": GPUTarget("hip", "gfx942", 64),
 }
-SCHEDULES = dict.fromkeys(("sample", "verify_chain"), (False, True))  # whether parallel over rows
 # Rows of many tiles whose sizes and strides are multiples of 16.
 ALIGNED = (
     proofs.sample_case(1, 128_000, torch.bfloat16, filters="scalar"),
     proofs.chain_case(1, 1, 128_000, torch.bfloat16, rule="block", filters="topk"),
-    proofs.tree_case(1, 2, 128_000, torch.bfloat16, rule="multi_draft_wor", rows="shared"),
     expand_case(1, 1, 128_000, 8, torch.bfloat16),
 )
 
@@ -70,7 +67,7 @@ def binder(kernel: Any, target: str = "cuda:90") -> Any:
 
 
 def launches() -> list[Variant]:
-    """What all ops launch, on all their cases and in a captured graph."""
+    """What all ops launch on all their cases."""
     recorded = []
 
     def record(kernel: Any, *args: Any, grid: Any, warmup: Any, **kwargs: Any) -> None:
@@ -81,19 +78,11 @@ def launches() -> list[Variant]:
         recorded.append(Variant(kernel, arguments, options))
 
     JITFunction.run = record
-    more = (
-        *edge_cases.append_cases(),
-        *edge_cases.truncate_cases(),
-        *edge_cases.move_cases(),
-        *ALIGNED,
-    )
-    for op in (op for op in OPS if op not in CPU_OPS):
+    for op in TRITON_OPS:
         call = implementations.implementation(op, OPS[op])
-        for case in (*proofs.cases(op), *(c for c in more if c.op == op)):
-            for launch.force_row_parallel in SCHEDULES.get(op, (False,)):
+        for case in (*proofs.cases(op), *(c for c in ALIGNED if c.op == op)):
+            if serves("triton", case):
                 call(*case.args())
-    layouts = [kv_table._layout(torch.zeros(2, 3, 5, 8))]
-    kv_table._captured(torch.device("cpu"), layouts * 3, None, 2)
     return recorded
 
 
@@ -148,10 +137,7 @@ def specialized(found: dict[str, list[Variant]]) -> dict[str, list[str]]:
         for name, given in first.arguments.items():
             every = [v.arguments[name] for v in found[kernel_name] if name in v.arguments]
             kind = next((x for x in every if x is not None), given)
-            if isinstance(kind, tuple):
-                addresses = (0, 1, 1 << 34, (1 << 47) + 2)
-                values[name] = [(kv_table.encoded(n),) * len(kind) for n in addresses]
-            elif isinstance(kind, torch.Tensor):
+            if isinstance(kind, torch.Tensor):
                 values[name] = [words, words[1:]]
             else:
                 values[name] = [3.0, 1.0] if isinstance(kind, float) else [3, 1, 16]

@@ -12,7 +12,6 @@ import random
 import zlib
 from typing import NamedTuple
 
-import proofs
 import pytest
 import torch
 from fuzz.calls import MAKERS
@@ -44,31 +43,18 @@ INT32_MAX = 2**31 - 1
 PROVIDERS = [
     "cpp",
     *(["cuda"] if kv_emulator.available else []),
-    *(["triton"] if "triton" in proofs.providers("kv_append_") else []),
+    "indexing",
 ]
 # Around the limits of the tables of caches in csrc/cuda/kv.
 MANY_CACHES = (64, 65, 256, 257, 600)
-# The interpreter of Triton takes many seconds for hundreds of caches or sequences, and a dtype of
-# each size is enough for it.
-SLOW_IN_INTERPRETER = (
-    *("bfloat16-", "int32-", "float8_", "many-sequences", "size-1"),
-    *("64-caches", "256-caches", "257-caches", "600-caches"),
-)
 # `make test` leaves these to `make test-all`.
 FULL = {
-    "triton": (
-        *("every", "size-", "65-caches", "D1", "D3", "D65", "scales"),
-        *("float", "int8-", "odd-", "padded-", "sliced-", "blocks-of-"),
-    ),
     "cuda": ("256-caches", "600-caches"),
 }
 
 
 def each(cases, of="{provider}-{case}"):
-    """(provider, case) parameters, named by `of`.
-
-    Triton's interpreter gets those that it finishes in seconds.
-    """
+    """(provider, case) parameters, named by `of`."""
     return [
         pytest.param(
             n,
@@ -78,7 +64,6 @@ def each(cases, of="{provider}-{case}"):
         )
         for n in PROVIDERS
         for c in cases
-        if n != "triton" or not c.id.startswith(SLOW_IN_INTERPRETER)
     ]
 
 

@@ -15,6 +15,8 @@ from specdec_vllm.settings import _NAMES
 from support.sources import NATIVE, PYTHON, ROOT, anchors, relative
 from typer.main import get_command
 
+from specdec_kernels._library import CPU_OPS, INDEXED_OPS, OPS, TRITON_OPS
+from specdec_kernels.arguments import rules
 from specdec_kernels.versions import SUPPORTED
 
 DOCUMENTS = [
@@ -179,6 +181,21 @@ def test_the_table_of_environment_variables_is_complete():
             for match in re.finditer(READS[path.suffix], path.read_text(), re.MULTILINE):
                 found.add(match[match.lastindex])
     assert listed == found
+
+
+def test_the_table_of_providers_has_every_op_and_rule_as_it_is_served():
+    """Rows of `verify_chain` name its rules too; the last two columns are CUDA and Triton."""
+    page = (ROOT / "docs/ops.md").read_text().partition("## Providers")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
+    served = {word: [cell.strip() for cell in cells]
+              for names, *cells in rows for word in re.findall(r"`(\w+)`", names)}  # fmt: skip
+    assert served.keys() == {*OPS, *rules.RULES}
+    for word, (*both, cuda, triton) in served.items():
+        of_triton = word in (*TRITON_OPS, *rules.TRITON_RULES)
+        here = "no" if word in CPU_OPS else "indexing" if word in INDEXED_OPS else "refused"
+        assert both == ["yes", "yes"]
+        assert triton == ("yes" if of_triton else here) or word == "verify_chain"
+        assert cuda in {"no" if word in CPU_OPS else "yes", "Triton" if of_triton else "yes"}
 
 
 @pytest.mark.parametrize("page", ["ops.md", "rules.md"])

@@ -61,13 +61,14 @@ def test_the_provider_that_is_reported_is_registered_for_every_op(asked):
         assert found["error"].startswith(f"SPECDEC_CUDA_PROVIDER is {asked}, but")
         return
     assert found["served"].keys() == sk.providers().keys()
-    assert all(has == (name != "none") for name, has in found["served"].values())
+    # What no provider serves is refused by a kernel of its own.
+    assert all(has == (op not in _library.CPU_OPS) for op, (_, has) in found["served"].items())
     assert found["served"]["verify_chain"][0] == (asked or next(iter(PRESENT), "none"))
     if asked == "triton":
-        others = {
-            op: name for op, (name, _) in found["served"].items() if op not in _library.CPU_OPS
-        }
-        assert {*others.values()} == {"triton"}
+        by = {op: name for op, (name, _) in found["served"].items()}
+        assert {by[op] for op in _library.TRITON_OPS} == {"triton"}
+        assert {by[op] for op in _library.INDEXED_OPS} == {"indexing"}
+        assert by["verify_tree"] == "none"
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ FORBIDDEN = {  # beginning of paths -> what no such file may import
 OPS = {
     "_library": {"triton"},
     "arguments": set(),
+    "indexing": {"arguments"},
     "ops": {"arguments"},
     "reference": {"arguments", "_library"},
     "triton": {"arguments"},
@@ -179,6 +180,9 @@ def test_the_parts_of_a_package_import_only_what_they_may(package, below, part):
 def test_rooms_of_kernels_build_on_each_other_as_the_native_ones_do(language):
     for module, path in MODULES.items():
         parts = module.split(".")
+        # Triton samples a row as the bonus row of a chain without drafts.
+        if parts[1:] == ["triton", "row", "sample"]:
+            continue
         if parts[1:2] == [language] and len(parts) > 2 and parts[2] in BELOW:
             for name in imports(path):
                 other = name.split(".")
@@ -250,10 +254,10 @@ def test_a_rule_is_in_few_files():
 
 # Budgets of the tests. They only go down: who needs more takes something else away.
 
-TEST_LINES = 53_826  # of all files below tests/
+TEST_LINES = 53_600  # of all files below tests/
 SUPPORT_LINES = 2_228
 HELPERS = 2  # modules of ours that a reader of one test file has to know
-FILES_WITH_MORE_HELPERS = 30
+FILES_WITH_MORE_HELPERS = 29
 DUPLICATES = 6  # names that several test functions have
 parsed = functools.cache(ast.parse)
 HELPING = (
@@ -415,7 +419,9 @@ def files_of(where):
     if where in TRITON_ONLY:
         del parts["cuda"]
     if room == "forward":  # on the CPU alone
-        del parts["cuda"], parts["triton"]
+        del parts["cuda"]
+    if where not in {_library.OPS[op] for op in _library.TRITON_OPS}:
+        del parts["triton"]
     return parts
 
 

@@ -59,7 +59,7 @@ def test_ops_without_a_provider_are_left_out(stand_in, monkeypatch):
         sk.warm_up("cuda:1")
     assert {op for op, _ in recorded.calls} == {"sample"}
     assert stand_in == [torch.device("cuda:1")]
-    served["sample"]["cuda"] = "none"
+    served["sample"]["cuda"], served["tree_attention"]["cuda"] = "none", "indexing"
     with pytest.raises(RuntimeError, match=r"no op runs on cuda: _C\.so has no CUDA kernels"):
         sk.warm_up()
 

@@ -44,8 +44,8 @@ from proofs.enumeration import enumerate_distribution
 from proofs.row import sample_case
 from proofs.tree import tree_case
 from proofs.tree_enumeration import enumerate_tree_distribution
-from specdec_kernels import reference, triton
-from specdec_kernels._library import CPU_OPS, OPS
+from specdec_kernels import indexing, reference, triton
+from specdec_kernels._library import INDEXED_OPS, OPS, TRITON_OPS
 
 Op = Callable[..., Any]
 
@@ -75,7 +75,9 @@ def providers(op: str) -> dict[str, Op]:
         "reference": getattr(reference, op),
         "cpp": getattr(torch.ops.specdec_kernels, op).default,
     }
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and op not in CPU_OPS
+    if op in INDEXED_OPS:
+        found["indexing"] = indexing.implementation(op)
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and op in TRITON_OPS
     if interpreted and importlib.util.find_spec("triton"):
         found["triton"] = triton.implementation(op, OPS[op])
     return found

@@ -17,7 +17,8 @@ from simt import emulator
 from support import triton_interpreter
 
 from specdec_kernels import _library
-from specdec_kernels.arguments.rules import KINDS, METHODS, NOISES, RULES, TREE_RULES
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.rules import KINDS, METHODS, NOISES, RULES, TREE_RULES, TRITON_RULES
 
 SHIM_PROVIDERS = ["cuda"] if emulator.available else []
 KERNEL_PROVIDERS = [n for n in ("cpp", "triton") if n in proofs.providers("verify_chain")]
@@ -25,6 +26,8 @@ if "triton" in KERNEL_PROVIDERS:
     triton_interpreter.patch_once()
 KERNEL_PROVIDERS += SHIM_PROVIDERS
 ALL_PROVIDERS = ["reference", *KERNEL_PROVIDERS]
+# Those with every op and every rule of `verify_chain`.
+WHOLE_PROVIDERS = [n for n in ALL_PROVIDERS if n != "triton"]
 # Triton's interpreter takes 0.05 to 1 s for each row.
 FAST_PROVIDERS = ["reference", "cpp", *SHIM_PROVIDERS]
 # For tests that call an op so often that `make test` leaves both emulators out.
@@ -60,20 +63,20 @@ def enumerated(forms, some):
     ]
 
 
-def needs_triton(test):
-    """Mark a test of Triton's interpreter. Triton exists for Linux only, and the device tests turn
-    its interpreter off."""
-    missing = "triton" not in KERNEL_PROVIDERS
-    reason = "Triton is not installed, or TRITON_INTERPRET is not 1"
-    return pytest.mark.triton(pytest.mark.skipif(missing, reason=reason)(test))
+def serves(name, case):
+    """Whether a provider has the rule of a case of `verify_chain`; true of cases of other ops."""
+    chain = name == "triton" and case.op == "verify_chain"
+    return not chain or ChainArguments(*case.args()).rule_name in TRITON_RULES
 
 
 def provider_cases(op):
     """(provider, case) pairs to compare with the specification: fewer rows for the interpreter."""
-    pairs = [("cpp", c) for c in proofs.cases(op, heavy=True)]
-    if "triton" in proofs.providers(op):
-        pairs += [("triton", c) for c in proofs.cases(op, rows=6)]
-    return [pytest.param(n, c, id=f"{n}-{c}") for n, c in pairs]
+    return [
+        pytest.param(n, c, id=f"{n}-{c}")
+        for n in proofs.providers(op)
+        for c in proofs.cases(op, heavy=n != "triton", rows=6 if n == "triton" else None)
+        if n != "reference" and serves(n, c)
+    ]
 
 
 def provider(op, name):
@@ -184,8 +187,8 @@ def small_tiles(monkeypatch):
     """Use tiles of 256 and scan blocks of 16, so that a small row has several of each."""
     from specdec_kernels.triton import launch  # noqa: PLC0415
 
-    monkeypatch.setattr(launch, "TILE", 256)
-    monkeypatch.setattr(launch, "CHUNK", 256)
+    for name in ("TILE", "CHUNK", "LIST"):
+        monkeypatch.setattr(launch, name, 256)
     monkeypatch.setattr(launch, "MAX_BLOCK", 16)
     launch.tiling.cache_clear()
     yield
@@ -202,11 +205,8 @@ TREE_CASES = [
     proofs.tree_case(6, 7, 257, rule="traversal", draft="mapped-sampled", filters="tensor"),
     proofs.tree_case(6, 7, 257, rule="k_seq", kind="probs", rows="shared"),
 ]
-# Each row costs Triton's interpreter a second: one rule from the root down, one from the leaves up.
-EMULATED_RULES = {"cuda": TREE_RULES, "triton": ("multi_draft_wor", "traversal")}
 TREE_PAIRS = [("cpp", c) for c in TREE_CASES] + [
     (n, proofs.tree_case(3, 3, 67, rule=r, rows="shared"))
-    for n in KERNEL_PROVIDERS
-    if n != "cpp"
-    for r in EMULATED_RULES[n]
+    for n in SHIM_PROVIDERS
+    for r in TREE_RULES
 ]

@@ -8,21 +8,13 @@ import proofs
 import pytest
 import torch
 from proofs import assert_close, assert_outputs_equal
-from support.providers import EMULATED_RULES, KERNEL_PROVIDERS, TREE_PAIRS, provider
+from support.providers import TREE_PAIRS, WHOLE_PROVIDERS, provider
 
 import specdec_kernels
 from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
 
-PAIRS = [
-    pytest.param(
-        n,
-        c,
-        id=f"{n}-{c}",
-        marks=pytest.mark.full if n == "triton" and "multi_draft_wor" in c.id else [],
-    )
-    for n, c in TREE_PAIRS
-]
+PAIRS = [pytest.param(n, c, id=f"{n}-{c}") for n, c in TREE_PAIRS]
 
 
 def padded(a, more):
@@ -62,17 +54,11 @@ def test_absent_nodes_at_the_end_change_no_bit(name, case):
 
 @pytest.mark.parametrize(
     ("name", "rule", "filters"),
-    [
-        (n, r, f)
-        for n in KERNEL_PROVIDERS
-        for r in EMULATED_RULES.get(n, TREE_RULES)
-        for f in ("off", "scalar")
-        if n != "triton" or f == "off"
-    ],
+    [(n, r, f) for n in WHOLE_PROVIDERS[1:] for r in TREE_RULES for f in ("off", "scalar")],
 )
 def test_rows_off_the_path_are_not_read(name, rule, filters):
     op = provider("verify_tree", name)
-    b, n = (2, 5) if name == "triton" else (12, 9)
+    b, n = 12, 9
     a = TreeArguments(*proofs.tree_case(b, n, 67, rule=rule, filters=filters).args())
     a = a._replace(with_accept_probs=True)
     want = op(*a)
@@ -105,7 +91,7 @@ def test_the_public_function_tells_the_parameters_of_typical_apart(epsilon, delt
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
+@pytest.mark.parametrize("name", WHOLE_PROVIDERS[1:])
 def test_all_outputs_are_written_for_invalid_rows(name, rule):
     torch.use_deterministic_algorithms(True)
     op = provider("verify_tree", name)

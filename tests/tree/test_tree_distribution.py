@@ -15,7 +15,6 @@ from proofs.toy_tree import DRAWN, ToyTree
 from support.providers import (
     FAST_PROVIDERS,
     SHIM_PROVIDERS,
-    needs_triton,
     provider,
     sample,
     verify_tree,
@@ -98,20 +97,6 @@ def slower():
 def test_slower_providers_emit_the_target_distribution(name, rule, setting):
     setting = ToyTree(rule, **TINY[setting])
     assert_target_distribution(setting.realized(name), setting)
-
-
-# Triton rounds these as C++ does to 2^-22, so that the interpreter bisects no edge of its own.
-TRITON_SEEDS = {"multi_draft_wor": 2, "k_seq": 3}
-
-
-@needs_triton
-@pytest.mark.full  # up to ten seconds a rule
-@pytest.mark.parametrize("rule", DRAWN)
-def test_triton_emits_the_target_distribution_in_the_interpreter(rule):
-    filters = dict(temperature=0.0) if rule == "greedy" else {}
-    seed = TRITON_SEEDS.get(rule, 0)
-    setting = ToyTree(rule, tree=[-1, -1], v=2, seed=seed, target_filters=filters)
-    assert_target_distribution(setting.realized("triton", steps=26), setting)
 
 
 @pytest.mark.parametrize("rule", RATIO)

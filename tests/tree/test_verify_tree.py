@@ -8,9 +8,8 @@ import pytest
 import torch
 from proofs import assert_close, assert_outputs_close, assert_outputs_equal
 from support.providers import (
-    ALL_PROVIDERS,
     HEAVY_PROVIDERS,
-    KERNEL_PROVIDERS,
+    WHOLE_PROVIDERS,
     provider,
     provider_cases,
     verify_tree,
@@ -23,13 +22,10 @@ from specdec_kernels.arguments.tree import TreeArguments
 
 NAN = float("nan")
 TOP_DOWN_RULES = [r for r in TREE_RULES if r != "traversal"]
-# Each call costs Triton's interpreter a fraction of a second.
-IN_TRITON = ("greedy", "multi_draft_wor", "k_seq", "traversal")
 
 
 def each(rules):
-    """Every provider with every rule, but Triton with few."""
-    pairs = [(n, r) for n in ALL_PROVIDERS for r in rules if n != "triton" or r in IN_TRITON]
+    pairs = [(n, r) for n in WHOLE_PROVIDERS for r in rules]
     return pytest.mark.parametrize(("name", "rule"), pairs)
 
 
@@ -62,7 +58,7 @@ def random_case(r, rule, *, small):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("name", KERNEL_PROVIDERS)
+@pytest.mark.parametrize("name", WHOLE_PROVIDERS[1:])
 def test_random_trees_agree_with_the_reference(name, rule):
     r = random.Random(rule)
     for _ in range(40 if name == "cpp" else 6):
@@ -107,11 +103,11 @@ SAME_GIVEN = [(*rules, given) for rules in SAME for given in (True, False) if ru
 @pytest.mark.parametrize(
     ("rule", "tree_rule", "given"), [*SAME_GIVEN, ("match", "match", False)], ids=str
 )
-@pytest.mark.parametrize("name", ALL_PROVIDERS)
+@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
 def test_a_chain_gives_the_bits_of_verify_chain(name, rule, tree_rule, given):
     r = random.Random(f"{rule}{given}")
     ratio = rule in ("token", "block")
-    for _ in range({"cpp": 40, "triton": 4}.get(name, 10)):
+    for _ in range(40 if name == "cpp" else 10):
         kind = r.choice(["logits", "probs"])
         forms = [f for f in FORMS if ratio and not (kind == "probs" and "sampled" in f)]
         if rule == "token" and tree_rule == "k_seq":
@@ -172,7 +168,7 @@ def rows_of(*rows):
     return torch.tensor([rows], dtype=torch.int32)
 
 
-by_provider = pytest.mark.parametrize("name", ALL_PROVIDERS)
+by_provider = pytest.mark.parametrize("name", WHOLE_PROVIDERS)
 UNKNOWN = (torch.zeros(1, 1).double(), torch.full((1, 1), -torch.inf), 1.0)  # wrong statistics
 
 
@@ -288,12 +284,12 @@ def test_traversal_draws_from_the_row_of_the_node_that_ends_the_path(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HEAVY_PROVIDERS)
+@pytest.mark.parametrize("name", [p for p in HEAVY_PROVIDERS if "triton" not in p.values])
 def test_siblings_of_two_parents_and_two_distributions_are_kept_apart(name):
     """Equal tokens, drafts outside the target's vocabulary, draft rows shared by all parents."""
     op, want = provider("verify_tree", name), provider("verify_tree", "reference")
     g = torch.Generator().manual_seed(3)
-    n, v, d, nodes = (20 if name == "triton" else 200), 4, 6, 8
+    n, v, d, nodes = 200, 4, 6, 8
     target = torch.randn(n, nodes + 1, v, generator=g)
     draft = 2 * torch.randn(2, d, generator=g)
     rows = torch.randint(0, 2, (n, nodes), generator=g, dtype=torch.int32)

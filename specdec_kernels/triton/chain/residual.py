@@ -1,75 +1,151 @@
-"""The residual max(p_scale * P - lenience * Q, 0) of one row, and the recovered or bonus token.
+"""The third launch: tile masses of the residual max(p_scale * P - lenience * Q, 0).
 
-Its tile masses go to scratch, and the tile that the drawn token falls into is computed again.
-`p_scale` is 1 except in rule block, and `lenience` is 1 except in rule lenient.
+`p_scale` is 1 except in rule block, which needs the residual of every row, and the mass of the
+negative part too. Other rules need that of the first row whose draft is rejected.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from ..row.distribution import MASSES, draw_token, probabilities, row_stats
+from .. import launch
+from ..row.distribution import load_raw, probabilities, tile_ids, token_at, weight_params
 from ..row.draft import (
     DRAFT_PROBS,
     KEEP,
+    ONE_HOT,
     SAMPLED,
     SUBTRACT,
-    draft_tile,
-    linear_sum,
-    mass_beyond,
+    Draft,
+    DraftDistribution,
+    column_probs,
+    draft_probs,
+    draft_row,
 )
-from ..row.noise import SHARED
-from ..row.status import DRAFT_INVALID, EMPTY_RESIDUAL, TARGET_INVALID
 from ..row.tile import (
     INF,
-    STAGES,
+    TileStats,
     as_logits,
     choose_in_tile,
     choose_tile,
-    finite,
     flag,
+    inverse,
     linear_units,
-    load_tile,
-    log_probability,
     row_maximum,
     row_total,
 )
-from .rules import (
+from .sequence import (
+    ACCEPT_PROB,
     BLOCK_RULE,
+    DRAFT_LOG_SUM,
+    DRAFT_MAXIMUM,
+    DRAFT_THRESHOLD,
+    FIELDS,
     LENIENT,
-    TOKEN,
+    LISTED,
+    LOG_SUM,
+    MAXIMUM,
+    MODE,
+    P_SCALE,
+    THRESHOLD,
+    VALID,
+    Call,
+    Scratch,
+    Target,
+    find_drafts,
+    first_rejected,
+    open_sequence,
 )
 
 
+class Residual(NamedTuple):
+    """The two distributions of a row, and where the tile masses of their residual are."""
+
+    row: Any  # of the target
+    v: Any
+    direct: Any
+    weights: Any  # of P
+    listed: Any  # see distribution.py; -1 where the masses are those of the whole row
+    ids: Any
+    q: DraftDistribution
+    p_scale: Any
+    lenience: Any
+    stats: TileStats  # of the positive part; those of the negative part follow
+    maxima: Any  # of P's entries in each tile, then of Q's
+
+
 @triton.jit
-def target_tile(p, tile, PROBS: tl.constexpr, TILE: tl.constexpr):
-    """(P of one tile, float32 [TILE]; its maximum, +inf where the tile holds an invalid value)."""
-    if PROBS:
-        raw = load_tile(p.row, tile, p.v, 0.0, TILE)
-        maximum = tl.max(tl.where((raw >= 0) & (raw < INF), raw, INF), 0)
-    else:
-        raw = load_tile(p.row, tile, p.v, float("-inf"), TILE)
-        maximum = tl.full([], 0.0, tl.float32)
-    probs = probabilities(as_logits(raw, PROBS), p.weights)
-    if PROBS:
-        probs = tl.where(p.direct, raw, probs)
-    return probs, maximum
+def residual_of(
+    target, draft, call, scratch, b, i, count, begin, params, draft_temperature, place,
+    RULE: tl.constexpr, DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, LIST: tl.constexpr,
+):  # fmt: skip
+    """The Residual of row i, where only the first `count` rows have a draft."""
+    index = b * (call.gamma + 1) + i
+    summary = scratch.summaries + index * FIELDS
+    mode = tl.where(i < count, tl.load(summary + MODE), 0.0).to(tl.int32)
+    weights = weight_params(
+        tl.load(summary + MAXIMUM), tl.load(summary + LOG_SUM),
+        tl.load(summary + THRESHOLD).to(tl.float32), params.temperature, params.inv_t,
+    )  # fmt: skip
+    q_weights = weight_params(
+        tl.load(summary + DRAFT_MAXIMUM), tl.load(summary + DRAFT_LOG_SUM),
+        tl.load(summary + DRAFT_THRESHOLD).to(tl.float32), draft_temperature,
+        inverse(draft_temperature),
+    )  # fmt: skip
+    q_row = target.rows
+    first_id = i
+    if DRAFT != ONE_HOT:
+        q_row, first_id, _there = draft_row(
+            draft, b, i, begin, call.gamma, call.n_draft, RAGGED_DRAFT
+        )
+    x = tl.load(call.draft_token_ids + b * call.gamma + i, mask=i < count, other=-1).to(tl.int64)
+    p_scale = tl.full([], 1.0, tl.float32)
+    listed = tl.load(summary + LISTED).to(tl.int32)
+    if RULE == BLOCK_RULE:
+        scale = tl.load(summary + P_SCALE).to(tl.float32)
+        p_scale = tl.where(mode == KEEP, 1.0, scale)
+        listed = flag(-1)  # the negative part has mass at every token
+    lenience = tl.full([], 1.0, tl.float32)
+    if RULE == LENIENT:
+        lenience = lenience * call.lenience
+    stats = TileStats(
+        scratch.residual_maxima + place * 4 * scratch.most,
+        scratch.residual_sums + place * 2 * scratch.most, scratch.most,
+    )  # fmt: skip
+    return Residual(
+        target.rows + b * target.stride_b + (begin + i) * target.stride_i, target.v, params.direct,
+        weights, listed, scratch.ids + index * LIST,
+        DraftDistribution(q_row, first_id, mode, x, q_weights), p_scale, lenience, stats,
+        scratch.residual_maxima + place * 4 * scratch.most + 2 * scratch.most,
+    )  # fmt: skip
+
+
+@triton.jit
+def with_mode(r, mode):
+    """The Residual in another mode."""
+    q = DraftDistribution(r.q.row, r.q.first_id, mode, r.q.token, r.q.weights)
+    p_scale = tl.where(mode == KEEP, 1.0, r.p_scale)
+    return Residual(
+        r.row, r.v, r.direct, r.weights, r.listed, r.ids, q, p_scale, r.lenience, r.stats, r.maxima
+    )
 
 
 @triton.jit
 def tile_residual(
-    p, q, drafts, tile, mode, p_scale, lenience, RULE: tl.constexpr, PROBS: tl.constexpr,
-    DRAFT: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+    r, draft, tokens, PROBS: tl.constexpr, DRAFT: tl.constexpr
 ):  # fmt: skip
-    """(p_scale * P - lenience * Q, float32 [TILE]; the maxima of both rows)."""
-    probs, p_max = target_tile(p, tile, PROBS, TILE)
-    q_probs, q_max = draft_tile(q, drafts, tile, p.v, mode, DRAFT, TILE, WIDTH)
-    if RULE == BLOCK_RULE:
-        probs = probs * p_scale
-    if RULE == LENIENT:
-        q_probs = q_probs * lenience
-    return probs - q_probs, p_max, q_max
+    """(p_scale * P - lenience * Q at some tokens, float32; the maxima of both rows there)."""
+    raw = load_raw(r.row, tokens, r.v, PROBS)
+    p_max = tl.full([], 1.0, tl.float32)
+    probs = probabilities(as_logits(raw, PROBS), r.weights)
+    if PROBS:
+        p_max = tl.max(tl.where((raw >= 0) & (raw < INF), raw, INF), 0)
+        probs = tl.where(r.direct, raw, probs)
+    q_probs, q_max = draft_probs(r.q, draft, tokens, r.v, DRAFT)
+    return probs * r.p_scale - q_probs * r.lenience, p_max, q_max
 
 
 @triton.jit
@@ -78,147 +154,137 @@ def positive(x):
 
 
 @triton.jit
-def fill_residual(
-    p, q, drafts, mode, p_scale, lenience, stats,
-    RULE: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr, BEYOND: tl.constexpr,
-    TILE: tl.constexpr, WIDTH: tl.constexpr,
+def fill_tile(
+    r, draft, tile, RULE: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
+    DRAFT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Store the residual's tile masses -> (maxima of P's and Q's rows, positive sum, negative sum).
+    """Store the masses of one tile of a residual, and the maxima that show invalid rows."""
+    LISTS: tl.constexpr = FILTERS and RULE != BLOCK_RULE
+    tokens = tile_ids(tile, r.listed, r.ids, LISTS, TILE)
+    difference, p_max, q_max = tile_residual(r, draft, tokens, PROBS, DRAFT)
+    if DRAFT == DRAFT_PROBS or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
+        # A row of logits has been checked; others are checked whole, also where few are read.
+        scanned = r.listed >= 0
+        if draft.columns is not None:
+            scanned = r.q.mode == SUBTRACT
+        if scanned:
+            columns = tile * TILE + tl.arange(0, TILE)
+            inside = columns < tl.where(r.q.mode == SUBTRACT, draft.d, 0)
+            _probs, rest = column_probs(r.q, columns, inside, DRAFT)
+            q_max = tl.maximum(q_max, rest)
+    scale, units = linear_units(positive(difference))
+    tl.store(r.stats.maxima + tile, scale)
+    tl.store(r.stats.sums + tile, tl.sum(units, 0))
+    tl.store(r.maxima + tile, p_max)
+    tl.store(r.maxima + r.stats.tiles + tile, q_max)
+    if RULE == BLOCK_RULE:
+        below = positive(-difference)
+        scale, units = linear_units(below)
+        scale = tl.where(tl.max(below, 0) < INF, scale, INF)
+        tl.store(r.stats.maxima + r.stats.tiles + tile, scale)
+        tl.store(r.stats.sums + r.stats.tiles + tile, tl.sum(units, 0))
 
-    The sums are those of the positive and of the negative parts of p_scale * P - Q, both as
-    positive numbers. Only rule block needs them.
-    """
-    p_max = tl.full([], float("-inf"), tl.float32)
-    q_max = tl.full([], float("-inf"), tl.float32)
-    positive_sum = tl.full([], 0.0, tl.float64)
-    negative_sum = tl.full([], 0.0, tl.float64)
-    tl.debug_barrier()
-    for t in tl.range(0, stats.tiles, num_stages=STAGES):
-        difference, p_tile, q_tile = tile_residual(
-            p, q, drafts, t, mode, p_scale, lenience, RULE, PROBS, DRAFT, TILE, WIDTH
-        )
-        p_max = tl.maximum(p_max, p_tile)
-        q_max = tl.maximum(q_max, q_tile)
-        scale, units = linear_units(positive(difference))
-        mass = tl.sum(units, 0)
-        tl.store(stats.maxima + t, scale)
-        tl.store(stats.sums + t, mass)
+
+@launch.kernel("target", "draft")
+def fill_residuals(
+    target: Target, draft: Draft, call: Call, scratch: Scratch,
+    RULE: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr, DIRECT: tl.constexpr,
+    DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, TILE: tl.constexpr, LIST: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles, 1, B), or (tiles, gamma + 1, B) for rule block: a tile of a residual."""
+    tile = tl.program_id(0)
+    i = tl.program_id(1).to(tl.int64)
+    b = tl.program_id(2).to(tl.int64)
+    begin, rows, params, draft_temperature, status = open_sequence(
+        call, b, target.v, RULE, DIRECT, DRAFT
+    )
+    if (status == 0) & (params.temperature != 0):
+        count, no_bonus, _status_after_drafts = find_drafts(call, rows, b)
+        summary = scratch.summaries + b * (call.gamma + 1) * FIELDS
+        place = b
         if RULE == BLOCK_RULE:
-            positive_sum += mass.to(tl.float64) * (1.0 / (1 << 48)) * scale.to(tl.float64)
-            negative_sum += linear_sum(positive(-difference))
-    tl.debug_barrier()
-    if BEYOND:  # noqa: SIM102  (compiled in only where the draft has columns of its own)
-        if mode == SUBTRACT:
-            mass, maximum = mass_beyond(q, drafts, p.v, DRAFT, TILE)
-            q_max = tl.maximum(q_max, maximum)
-            negative_sum += mass
-    return p_max, q_max, positive_sum, negative_sum
+            place = b * (call.gamma + 1) + i
+            # Programs of other tiles store the same value.
+            tl.store(summary + i * FIELDS + P_SCALE, prefix_scale(summary, tl.minimum(i, count)))
+            tl.debug_barrier()
+        else:
+            i = first_rejected(summary, count)
+        if (i < count) | ((i == count) & (no_bonus == 0)):
+            r = residual_of(
+                target, draft, call, scratch, b, i, count, begin, params, draft_temperature, place,
+                RULE, DRAFT, RAGGED_DRAFT, LIST,
+            )  # fmt: skip
+            valid = tl.load(summary + i * FIELDS + VALID) > 0
+            if valid & (params.direct | (r.q.mode != KEEP)):
+                fill_tile(r, draft, tile, RULE, FILTERS, PROBS, DRAFT, TILE)
 
 
 @triton.jit
-def invalid_draft(mode, q_max, DRAFT: tl.constexpr):
-    """Whether a draft row turned out invalid in a scan; plain logits have been checked before."""
+def prefix_scale(summary, count):
+    """The scale of P after `count` drafts: c_(i+1) = min(c_i * P(x_i) / Q(x_i), 1), c_0 = 1."""
+    scale = tl.full([], 1.0, tl.float64)
+    for j in range(0, count):
+        step = tl.load(summary + j * FIELDS + ACCEPT_PROB)
+        kept = (scale > 0) & (step > 0)
+        scale = tl.where(kept, tl.minimum(scale * step, 1.0), 0.0)
+    return scale
+
+
+@triton.jit
+def largest(maxima, tiles, BLOCK: tl.constexpr):
+    return row_maximum(TileStats(maxima, maxima, tiles), BLOCK)
+
+
+@triton.jit
+def invalid_target(r, BLOCK: tl.constexpr):
+    """Whether a row of probabilities that are used as they are turned out invalid in the scan."""
+    p_max = largest(r.maxima, r.stats.tiles, BLOCK)
+    return r.direct & ((p_max == 0) | (p_max == INF))
+
+
+@triton.jit
+def invalid_draft(r, DRAFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether a draft row turned out invalid in the scan; plain logits have been checked before."""
+    bad = tl.full([], 0, tl.int1)
     if DRAFT == DRAFT_PROBS or DRAFT == SAMPLED:  # noqa: SIM109, PLR1714  (no `in` in Triton)
-        bad = (mode == SUBTRACT) & ((q_max == INF) | (q_max == -INF))
-    else:
-        bad = tl.full([], 0, tl.int1)
+        q_max = largest(r.maxima + r.stats.tiles, r.stats.tiles, BLOCK)
+        bad = (r.q.mode == SUBTRACT) & ((q_max == INF) | (q_max == -INF))
     return bad
 
 
 @triton.jit
-def draw_residual(
-    p, q, drafts, mode, p_scale, lenience, stats, scale, u,
-    RULE: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """The inverse CDF at u of a residual whose tile masses are filled.
-
-    `scale` is the largest of the tiles' scales.
-    """
-    inv_t = p.weights.inv_t
-    total = row_total(stats, scale, inv_t, True, LOG_TILES, BLOCK)
-    tile, rest = choose_tile(stats, scale, inv_t, u * total.to(tl.float64), True, LOG_TILES, BLOCK)
-    difference, _, _ = tile_residual(
-        p, q, drafts, tile, mode, p_scale, lenience, RULE, PROBS, DRAFT, TILE, WIDTH
-    )
-    _, units = linear_units(positive(difference))
-    return tile * TILE + choose_in_tile(units, rest, TILE)
+def linear_total(stats, LOG_TILES: tl.constexpr, BLOCK: tl.constexpr):
+    """The float64 sum of linear weights, added as integers and so in no order; it may be +inf."""
+    scale = row_maximum(stats, BLOCK)
+    total = row_total(stats, scale, 1.0, True, LOG_TILES, BLOCK).to(tl.float64)
+    return tl.where(scale < INF, total * (2.0 ** (LOG_TILES - 48)) * scale.to(tl.float64), INF)
 
 
 @triton.jit
-def recovered_or_bonus(
-    p, q, drafts, mode, p_scale, lenience, filled, p_stats, params, target_stats, stats, u,
-    RULE: tl.constexpr, ROW_PARALLEL: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
-    DRAFT: tl.constexpr, BEYOND: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Draw the recovered or bonus token -> (token, its log-probability, status).
+def residual_sums(r, LOG_TILES: tl.constexpr, BLOCK: tl.constexpr):
+    """(positive sum, negative sum): those of both parts of p_scale * P - Q, as positive numbers."""
+    n = r.stats.tiles
+    negative = TileStats(r.stats.maxima + n, r.stats.sums + n, n)
+    return linear_total(r.stats, LOG_TILES, BLOCK), linear_total(negative, LOG_TILES, BLOCK)
 
-    It comes from the residual, or from P where nothing is subtracted. `filled` says that `stats`
-    holds the residual's tile masses and that both rows are valid. `target_stats` holds the masses
-    of P, except in rule block, where they are filled here.
-    """
-    maximum = p_stats.maximum
-    threshold = p_stats.threshold
-    logsumexp = p_stats.logsumexp
-    token = tl.full([], -1, tl.int64)
-    logprob = tl.full([], 0.0, tl.float64)
-    flags = tl.full([], 0, tl.int32)
-    valid = tl.full([], 1, tl.int32)
-    scale = tl.full([], 0.0, tl.float32)
-    p_max = tl.full([], 1.0, tl.float32)
-    q_max = tl.full([], 1.0, tl.float32)
-    linear = tl.full([], 0, tl.int32)
-    # The other rules draw from P alone. The condition is for the compiler: Triton 3.6 fails to
-    # analyse this much dead code.
-    if RULE == TOKEN or RULE == LENIENT or RULE == BLOCK_RULE:  # noqa: PLR1714, SIM109  (no `in`)
-        linear = (p.direct | (mode != KEEP)).to(tl.int32)
-        work = linear
-        while work > 0:
-            work = tl.full([], 0, tl.int32)
-            if filled == 0:
-                p_max, q_max, _positive_sum, _negative_sum = fill_residual(
-                    p, q, drafts, mode, p_scale, lenience, stats, RULE, PROBS, DRAFT, BEYOND, TILE,
-                    WIDTH,
-                )  # fmt: skip
-            filled = tl.full([], 0, tl.int32)
-            if p.direct & ((p_max == 0) | (p_max == INF)):
-                valid = tl.full([], 0, tl.int32)
-            else:
-                scale = row_maximum(stats, BLOCK)
-                total = row_total(stats, scale, p.weights.inv_t, True, LOG_TILES, BLOCK)
-                bad = invalid_draft(mode, q_max, DRAFT)
-                if (mode != KEEP) & (bad | (total == 0)):
-                    # Q cannot be subtracted, so the token is drawn from P.
-                    flags |= tl.where(bad, DRAFT_INVALID, EMPTY_RESIDUAL).to(tl.int32)
-                    mode = flag(KEEP)
-                    p_scale = tl.full([], 1.0, tl.float32)
-                    linear = p.direct.to(tl.int32)
-                    work = linear
-        if (valid > 0) & (linear > 0):
-            token = draw_residual(
-                p, q, drafts, mode, p_scale, lenience, stats, scale, u, RULE, PROBS, DRAFT, TILE,
-                BLOCK, LOG_TILES, WIDTH,
-            ).to(tl.int64)  # fmt: skip
-    if (valid > 0) & (linear == 0):
-        if RULE == BLOCK_RULE:
-            own = row_stats(
-                p.row, p.v, target_stats, params, token, token, SHARED, MASSES, ROW_PARALLEL,
-                FILTERS, PROBS, TILE, CHUNK, BLOCK, LOG_TILES,
-            )  # fmt: skip
-            maximum = own.maximum
-            threshold = own.threshold
-            logsumexp = own.logsumexp
-            valid = finite(maximum).to(tl.int32)
-        if valid > 0:
-            token = draw_token(
-                p.row, p.v, target_stats, maximum, threshold, p.weights.inv_t, u, PROBS, TILE,
-                BLOCK, LOG_TILES,
-            ).to(tl.int64)  # fmt: skip
-    if valid > 0:
-        logprob = log_probability(
-            p.row, token, token >= 0, p.direct, params.temperature, logsumexp, threshold, PROBS
-        )
-    else:
-        flags = flag(TARGET_INVALID)
-    return token, logprob, flags
+
+@triton.jit
+def draw_residual(
+    r, draft, u, RULE: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr,
+    DRAFT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
+):  # fmt: skip
+    """The inverse CDF at u of a residual whose tile masses are filled and not all 0."""
+    LISTS: tl.constexpr = FILTERS and RULE != BLOCK_RULE
+    scale = row_maximum(r.stats, BLOCK)
+    total = row_total(r.stats, scale, 1.0, True, LOG_TILES, BLOCK).to(tl.float64)
+    tile, rest = choose_tile(r.stats, scale, 1.0, u * total, True, LOG_TILES, BLOCK)
+    tokens = tile_ids(tile, r.listed, r.ids, LISTS, TILE)
+    difference, _p_max, _q_max = tile_residual(r, draft, tokens, PROBS, DRAFT)
+    _scale, units = linear_units(positive(difference))
+    return token_at(tokens, choose_in_tile(units, rest, TILE), TILE)
+
+
+@triton.jit
+def is_empty(r, LOG_TILES: tl.constexpr, BLOCK: tl.constexpr):
+    scale = row_maximum(r.stats, BLOCK)
+    return row_total(r.stats, scale, 1.0, True, LOG_TILES, BLOCK) == 0

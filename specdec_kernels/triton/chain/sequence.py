@@ -1,11 +1,11 @@
-"""The plan of a launch and the begin of a program, for `verify_chain` and `verify_tree`.
+"""The arguments of the kernels, the scratch that they share, and the begin of a program.
 
 specdec_kernels/ops/verify_chain.py defines the terms of the rules. Terms of the kernels:
 
-valid                A row is valid if it holds a distribution; faults are in the status word.
-direct               The rows hold probabilities that are used as they are, without normalisation.
-tile statistics      See row/tile.py. The op's scratch has room for those of each row that a program
-                     may need at a time: target rows, draft rows and a residual.
+valid      A row is valid if it holds a distribution; faults are in the status word.
+direct     The rows hold probabilities that are used as they are, without normalisation.
+summary    What a decision needs to know of a row: the fields below, float64.
+listed     The tokens that a filter leaves are listed in scratch memory, see distribution.py.
 """
 
 from __future__ import annotations
@@ -14,62 +14,128 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ...arguments.checks import float32
-from ...arguments.verification import VerifyArguments
-from .. import launch
-from ..row.distribution import (
-    GUMBEL,
-    MASSES,
-    MAXIMA,
-    WeightParams,
-    sequence_params,
-)
-from ..row.draft import DRAFT_LOGITS, DRAFT_PROBS, ONE_HOT, SAMPLED, SPARSE
+from ...arguments.rules import RULES
+from ..row.distribution import sequence_params
+from ..row.draft import SAMPLED
 from ..row.noise import uniform
-from ..row.status import BAD_PARAMETER, TARGET_INVALID
-from ..row.tile import INF, flag, parameter
+from ..row.status import BAD_PARAMETER, DRAFT_OUT_OF_RANGE, TARGET_INVALID
+from ..row.tile import INF, TileStats, flag, parameter
 
-UNIFORMS = tl.constexpr(32)  # of the caller's, checked in one step
+TOKEN = tl.constexpr(RULES.index("token"))
+BLOCK_RULE = tl.constexpr(RULES.index("block"))  # kernels call the width of a scan step BLOCK
+GREEDY = tl.constexpr(RULES.index("greedy"))
+MATCH = tl.constexpr(RULES.index("match"))
+LENIENT = tl.constexpr(RULES.index("lenient"))
+
+# The fields of a summary.
+VALID = tl.constexpr(0)
+ACCEPTED = tl.constexpr(1)  # whether the draft is accepted where all before it are
+ACCEPT_PROB = tl.constexpr(2)  # rule block: P(x) / Q(x)
+LOGPROB = tl.constexpr(3)  # of the drafted token, or of the token that the row chooses
+CHOSEN = tl.constexpr(4)  # the token that the row chooses: at temperature 0, or by shared noise
+MAXIMUM = tl.constexpr(5)
+THRESHOLD = tl.constexpr(6)
+LOG_SUM = tl.constexpr(7)  # of the weights relative to the maximum
+MODE = tl.constexpr(8)  # how its draft enters the residual, see draft.py
+DRAFT_MAXIMUM = tl.constexpr(9)
+DRAFT_LOG_SUM = tl.constexpr(10)
+DRAFT_THRESHOLD = tl.constexpr(11)
+LISTED = tl.constexpr(12)  # the number of listed tokens, or -1
+P_SCALE = tl.constexpr(13)  # rule block: the scale of P before this row
+FIELDS = tl.constexpr(16)
+
+STEP = tl.constexpr(32)  # drafts that one step of a scan over a sequence takes
+NEVER = tl.constexpr(0x7FFFFFFF)
 
 
-class Noise(NamedTuple):
-    """Where the random numbers of one sequence come from."""
+class Target(NamedTuple):
+    """The target rows of a call."""
 
-    seed: Any
-    position: Any
-    uniforms: Any  # given instead of drawn; may be None
-
-
-class TargetRows(NamedTuple):
-    """The target rows of one sequence."""
-
-    first: Any
-    stride: Any
-
-
-class TargetDistribution(NamedTuple):
-    """P of one row."""
-
-    row: Any
+    rows: Any
+    stride_b: Any  # 0 where the rows are ragged
+    stride_i: Any
     v: Any
-    direct: Any
-    weights: WeightParams
+
+
+class Call(NamedTuple):
+    """The other arguments of a call. Tensors of options that are not used are None."""
+
+    draft_token_ids: Any  # [B, gamma]
+    draft_logsumexp: Any
+    draft_threshold: Any
+    draft_temperatures: Any
+    draft_temperature: Any
+    target_indptr: Any
+    temperatures: Any
+    temperature: Any
+    top_ks: Any
+    top_k: Any
+    top_ps: Any
+    top_p: Any
+    min_ps: Any
+    min_p: Any
+    seeds: Any
+    positions: Any
+    uniforms: Any  # given instead of drawn
+    lenience: Any  # 1 unless the rule is lenient
+    eos_token_ids: Any
+    max_new_tokens: Any
+    num_eos: Any
+    id_limit: Any
+    gamma: Any
+    n_rows: Any  # of a ragged target
+    n_draft: Any  # of a ragged draft
+
+
+class Scratch(NamedTuple):
+    """What one kernel leaves for the next. `row` counts b * (gamma + 1) + i."""
+
+    maxima: Any  # float32 [rows, size]: tile statistics of the target rows, then of the draft rows
+    sums: Any  # int64 [rows, size]
+    size: Any
+    tiles: Any  # of a target row
+    d_tiles: Any  # of a draft row
+    draft: Any  # the index of the first draft row
+    spans: Any  # float32 [rows, SPANS]: the maxima of spans
+    reaching: Any  # int32 [rows, SPANS]: those that hold candidates
+    ids: Any  # int32 [rows, LIST]: listed tokens
+    summaries: Any  # float64 [rows, FIELDS]
+    residual_maxima: Any  # float32 [residuals, 4, most]: scales of both parts, maxima of P and Q
+    residual_sums: Any  # int64 [residuals, 2, most]
+    most: Any  # tiles of a residual
+
+
+class Outputs(NamedTuple):
+    """The outputs of a call; those not asked for are None."""
+
+    tokens: Any
+    num_accepted: Any
+    status: Any
+    logprobs: Any
+    accept_probs: Any
+    logsumexp: Any
+    threshold: Any
 
 
 @triton.jit
-def sequence_rows(target_indptr, b, gamma, n_rows):
+def stats_of(scratch, index, tiles):
+    offset = index * scratch.size
+    return TileStats(scratch.maxima + offset, scratch.sums + offset, tiles)
+
+
+@triton.jit
+def sequence_rows(call, b):
     """(first row, row count) of sequence b; always inside the target, whatever target_indptr is."""
-    if target_indptr is None:
+    if call.target_indptr is None:
         begin = b * 0
-        rows = b * 0 + gamma + 1
+        rows = b * 0 + call.gamma + 1
     else:
-        begin = tl.load(target_indptr + b).to(tl.int64)
-        end = tl.load(target_indptr + b + 1).to(tl.int64)
-        begin = tl.minimum(tl.maximum(begin, 0), n_rows)
-        rows = tl.minimum(tl.maximum(end, begin), n_rows) - begin
-    return begin, tl.minimum(rows, gamma + 1)
+        begin = tl.load(call.target_indptr + b).to(tl.int64)
+        end = tl.load(call.target_indptr + b + 1).to(tl.int64)
+        begin = tl.minimum(tl.maximum(begin, 0), call.n_rows)
+        rows = tl.minimum(tl.maximum(end, begin), call.n_rows) - begin
+    return begin, tl.minimum(rows, call.gamma + 1)
 
 
 @triton.jit
@@ -81,122 +147,79 @@ def uniforms_in_range(uniforms, b, columns):
     """
     wrong = flag(0)
     if uniforms is not None:
-        for start in range(0, columns, UNIFORMS):
-            index = start + tl.arange(0, UNIFORMS)
+        for start in range(0, columns, STEP):
+            index = start + tl.arange(0, STEP)
             u = tl.load(uniforms + b * columns + index, mask=index < columns, other=0.0)
             wrong += tl.sum((((u >= 0) & (u < 1)) == 0).to(tl.int32), 0)
     return wrong == 0
 
 
 @triton.jit
-def verification_params(
-    sampling, draft_temperatures, draft_temperature, b, v, rows, uniforms, columns,
-    GREEDY: tl.constexpr, READS_DRAFT: tl.constexpr, PROBS: tl.constexpr, DRAFT: tl.constexpr,
-):  # fmt: skip
-    """(SequenceParams, the draft's temperature, status before any draft is looked at).
-
-    Rules that compare P with Q (READS_DRAFT) use probabilities without filters or temperature as
-    they are, and read one entry of each accepted row.
-    """
-    direct: tl.constexpr = PROBS and READS_DRAFT
-    params, good = sequence_params(sampling, b, v, GREEDY, direct)
+def open_sequence(call, b, v, RULE: tl.constexpr, DIRECT: tl.constexpr, DRAFT: tl.constexpr):
+    """(first row, row count, SequenceParams, the draft's temperature, status before any draft)."""
+    begin, rows = sequence_rows(call, b)
+    params, good = sequence_params(call, b, v, RULE == GREEDY, DIRECT)
+    draft_temperature = params.temperature
     if DRAFT == SAMPLED:  # no other draft has a temperature of its own
-        draft_temperature = parameter(draft_temperatures, draft_temperature, b)
+        draft_temperature = parameter(call.draft_temperatures, call.draft_temperature, b)
         good = good & (draft_temperature >= 0) & (draft_temperature < INF)
-    else:
-        draft_temperature = params.temperature
-    good = good & uniforms_in_range(uniforms, b, columns)
-    flags = tl.where(good, tl.where(rows > 0, 0, TARGET_INVALID), BAD_PARAMETER).to(tl.int32)
-    return params, draft_temperature, flags
+    good = good & uniforms_in_range(call.uniforms, b, call.gamma + 1)
+    status = tl.where(good, tl.where(rows > 0, 0, TARGET_INVALID), BAD_PARAMETER).to(tl.int32)
+    return begin, rows, params, draft_temperature, status
 
 
 @triton.jit
-def row_uniform(noise, i, column, STREAM: tl.constexpr):
+def find_drafts(call, rows, b):
+    """(number of drafts to verify, no_bonus, status_after_drafts).
+
+    Nothing is emitted after an end-of-sequence token or beyond max_new_tokens. So drafts from there
+    on do not count, and `no_bonus` says that no bonus token may follow the last one. The status is
+    reported if all drafts are accepted.
+    """
+    stop = flag(NEVER)
+    wrong = flag(NEVER)
+    last = flag(NEVER)
+    drafts = tl.maximum(rows - 1, 0).to(tl.int32)
+    for start in range(0, drafts, STEP):
+        index = start + tl.arange(0, STEP)
+        x = tl.load(call.draft_token_ids + b * call.gamma + index, mask=index < drafts, other=-1)
+        x = x.to(tl.int64)
+        bad = (x < -1) | (x >= call.id_limit)
+        stop = tl.minimum(stop, tl.min(tl.where((x < 0) | bad, index, NEVER), 0))
+        wrong = tl.minimum(wrong, tl.min(tl.where(bad, index, NEVER), 0))
+        if call.eos_token_ids is not None:
+            for e in range(0, call.num_eos):
+                ends = x == tl.load(call.eos_token_ids + e)
+                last = tl.minimum(last, tl.min(tl.where(ends, index, NEVER), 0))
+    stop = tl.minimum(stop, drafts)
+    no_bonus = last < stop
+    count = tl.where(no_bonus, last + 1, stop).to(tl.int64)
+    out_of_range = (wrong == stop) & (no_bonus == 0)
+    if call.max_new_tokens is not None:
+        most = tl.maximum(tl.load(call.max_new_tokens + b).to(tl.int64), 0)
+        out_of_range = out_of_range & (stop < most)
+        no_bonus = no_bonus | (most <= count)
+        count = tl.minimum(count, most)
+    return count, no_bonus.to(tl.int32), tl.where(out_of_range, DRAFT_OUT_OF_RANGE, 0).to(tl.int32)
+
+
+@triton.jit
+def row_uniform(call, b, i, column, STREAM: tl.constexpr):
     """A uniform that belongs to position + i, or the given one of `column`."""
-    if noise.uniforms is None:
-        u = uniform(noise.seed, noise.position + i, STREAM)
+    if call.uniforms is None:
+        seed, position = tl.load(call.seeds + b).to(tl.int64), tl.load(call.positions + b)
+        u = uniform(seed, position.to(tl.int64) + i, STREAM)
     else:
-        u = tl.load(noise.uniforms + column)
+        u = tl.load(call.uniforms + b * (call.gamma + 1) + column)
     return u
 
 
-# What a kernel reads as rows, see `launch.kernel`.
-ROW_ARGUMENTS = (
-    *("target", "target_stride_b", "target_stride_i", "v"),
-    *("draft", "draft_stride_b", "draft_stride_i", "d"),
-)
-
-
-class Rows(NamedTuple):
-    """Rows [B, I, V] or ragged [R, V] as a kernel takes them."""
-
-    rows: Tensor
-    stride_b: int  # 0 where the rows are ragged
-    stride_i: int
-
-
-class Plan(NamedTuple):
-    """The arguments of a launch, apart from the drafted tokens or nodes.
-
-    draft: without a draft it is the target and is not read.
-    draft_arguments: the other arguments of the draft, in the order of a kernel.
-    """
-
-    form: int
-    target: Rows
-    draft: Rows
-    draft_arguments: tuple[Any, ...]
-    filters: launch.Filters
-    shape: launch.Tiling
-    most: launch.Tiling  # of the longer of a target and a draft row
-    d_tiles: int  # 0 where a draft row needs no statistics
-    stats_size: int  # entries that the tile statistics of one row take
-    n_rows: int
-    num_eos: int
-    options: dict[str, Any]
-
-
-def plan(a: VerifyArguments) -> Plan:
-    target, v = a.target, a.target.shape[-1]
-    draft, form = a.draft, DRAFT_LOGITS.value
-    draft_arguments: tuple[Tensor | None, ...] = (
-        a.draft_ids, a.draft_columns, a.draft_logsumexp, a.draft_threshold, a.draft_temperatures,
-    )  # fmt: skip
-    if not a.reads_draft or draft is None:
-        draft, draft_arguments, form = target, (None,) * 5, ONE_HOT.value
-    elif a.draft_ids is not None:
-        form = SPARSE.value
-    elif a.draft_logsumexp is not None:
-        form = SAMPLED.value
-    elif a.kind_name == "probs":
-        form = DRAFT_PROBS.value
-    logits, d = form == DRAFT_LOGITS.value, draft.shape[-1]
-    own_columns = a.draft_columns is not None
-    scanned = logits or form in (DRAFT_PROBS.value, SAMPLED.value)
-    filters = launch.filters(v, a)
-    shape = launch.tiling(v)
-    d_tiles = launch.tiling(d).tiles if logits else 0
-    most = launch.tiling(max(v, d)) if logits else shape
-    options = {
-        "STATS": {"match": GUMBEL, "greedy": MAXIMA}.get(a.rule_name, MASSES).value,
-        "PROBS": a.kind_name == "probs",
-        "READS_DRAFT": a.reads_draft, "FILTERS": a.rule_name != "greedy" and launch.filtering(v,
-        filters), "DRAFT": form, "BEYOND": scanned and (not logits if own_columns else d > v),
-        "TILE": launch.TILE, "CHUNK": launch.CHUNK, "BLOCK": most.block,
-        "LOG_TILES": most.log_tiles, "WIDTH": launch.width(d) if form == SPARSE.value else 16,
-        **launch.OPTIONS,
-    }  # fmt: skip
-    return Plan(
-        form,
-        Rows(target, 0 if a.target_indptr is not None else target.stride(0), target.stride(-2)),
-        Rows(draft, 0 if draft.dim() == 2 else draft.stride(0), draft.stride(-2)),
-        (*launch.packed(*draft_arguments), float32(a.draft_temperature)),
-        filters,
-        shape,
-        most,
-        d_tiles,
-        most.tiles * (2 if a.rule_name == "match" else 1),
-        target.shape[:-1].numel(),
-        0 if a.eos_token_ids is None else len(a.eos_token_ids),
-        options,
-    )
+@triton.jit
+def first_rejected(summary, count):
+    """The first row whose draft is not accepted; `count` where all drafts are."""
+    first = flag(NEVER)
+    for start in range(0, count.to(tl.int32), STEP):
+        i = start + tl.arange(0, STEP)
+        accepted = tl.load(summary + i * FIELDS + ACCEPTED, mask=i < count, other=1.0)
+        first = tl.minimum(first, tl.min(tl.where(accepted == 0, i, NEVER), 0))
+    return tl.minimum(first.to(tl.int64), count)

@@ -1,8 +1,7 @@
-"""Sampling parameters of a sequence, statistics of a row under them, and the draws from it.
+"""Sampling parameters of a sequence, statistics of a row's tiles, and the draws from them.
 
-Statistics of a row's tiles are in scratch memory (`TileStats`). Either the program that needs the
-row fills them, or, for small batches, a grid over (row, tile) has filled them before
-(ROW_PARALLEL). Both call `store_tile`, so the schedule cannot change a result.
+A row of which a filter leaves few tokens is listed: its candidates are in scratch memory, in order
+of their ids, and count as the row's only tile.
 """
 
 from __future__ import annotations
@@ -12,22 +11,18 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .filter import row_threshold, tile_maximum
-from .noise import tile_exponentials
 from .tile import (
     FLT_MAX,
     INF,
-    STAGES,
+    as_logits,
     choose_in_tile,
     choose_tile,
     count_parameter,
     exp_units,
     exp_weights,
-    finite,
     inverse,
-    load_logits,
+    log64,
     parameter,
-    row_maximum,
     row_total,
 )
 
@@ -35,19 +30,7 @@ from .tile import (
 MAXIMA = tl.constexpr(0)
 MASSES = tl.constexpr(1)  # maxima and masses
 GUMBEL = tl.constexpr(2)  # maxima, masses and the best of log w + Gumbel noise
-
-
-class Sampling(NamedTuple):
-    """The sampling arguments of a kernel: tensors [B], which may be None, each with its scalar."""
-
-    temperatures: Any
-    temperature: Any
-    top_ks: Any
-    top_k: Any
-    top_ps: Any
-    top_p: Any
-    min_ps: Any
-    min_p: Any
+ABSENT = tl.constexpr(0x7FFFFFFF)  # the id of no token
 
 
 class SequenceParams(NamedTuple):
@@ -55,19 +38,11 @@ class SequenceParams(NamedTuple):
 
     temperature: Any  # float64
     inv_t: Any  # float32
-    top_k: Any
+    top_k: Any  # 0 where it keeps every token
     top_p: Any
     min_p: Any
     filtered: Any  # whether a filter changes the distribution
     direct: Any  # whether rows hold probabilities that are used as they are
-
-
-class RowStats(NamedTuple):
-    """Statistics of a row. Its maximum is not finite where the row is not valid."""
-
-    maximum: Any  # float32
-    threshold: Any  # float32, the smallest surviving logit
-    logsumexp: Any  # float64, over survivors after the temperature
 
 
 class WeightParams(NamedTuple):
@@ -80,116 +55,105 @@ class WeightParams(NamedTuple):
 
 
 @triton.jit
-def sequence_params(sampling, b, v, GREEDY: tl.constexpr, DIRECT: tl.constexpr):
+def sequence_params(call, b, v, GREEDY: tl.constexpr, DIRECT: tl.constexpr):
     """(SequenceParams, whether all are in range) of sequence b.
 
     With DIRECT the rows hold probabilities, and where no parameter changes them they are not
     normalised again.
     """
-    temperature = parameter(sampling.temperatures, sampling.temperature, b)
-    k = count_parameter(sampling.top_ks, sampling.top_k, b)
-    p = parameter(sampling.top_ps, sampling.top_p, b)
-    min_p = parameter(sampling.min_ps, sampling.min_p, b)
+    temperature = parameter(call.temperatures, call.temperature, b)
+    k = count_parameter(call.top_ks, call.top_k, b)
+    p = parameter(call.top_ps, call.top_p, b)
+    min_p = parameter(call.min_ps, call.min_p, b)
     # Comparisons with NaN are false, so NaN is out of range everywhere.
     good = (temperature >= 0) & (temperature < INF) & (k >= 0)
     good = good & (p > 0) & (p <= 1) & (min_p >= 0) & (min_p <= 1)
-    filtered = ((k > 0) & (k < v)) | (p < 1) | (min_p > 0)
+    k = tl.where(k < v, k, 0)
+    filtered = (k > 0) | (p < 1) | (min_p > 0)
     if GREEDY:
         temperature = tl.full([], 0.0, tl.float64)
     direct = (temperature == 1) & (filtered == 0) & DIRECT
     filtered = filtered & (temperature > 0)
-    inv_t = inverse(temperature)
-    return SequenceParams(temperature, inv_t, k, p, min_p, filtered, direct), good
+    return SequenceParams(temperature, inverse(temperature), k, p, min_p, filtered, direct), good
 
 
 @triton.jit
-def store_tile(
-    row, tile, v, inv_t, threshold, stats, seed, position, STREAM: tl.constexpr,
-    STATS: tl.constexpr, PROBS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Compute the statistics of one tile and store them."""
-    logits = load_logits(row, tile, v, PROBS, TILE)
+def store_tile(stats, tile, logits, noise, threshold, inv_t, STATS: tl.constexpr):
+    """Store the statistics of one tile. noise: unit exponentials, which only GUMBEL reads."""
     maximum = tl.max(logits, 0)
     tl.store(stats.maxima + tile, maximum)
     if STATS != MAXIMA:
         weights = exp_weights(logits, maximum, threshold, inv_t)
         tl.store(stats.sums + tile, tl.sum(exp_units(weights), 0))
     if STATS == GUMBEL:
-        noise = tile_exponentials(tile, seed, position, STREAM, TILE)
         base = tl.where(maximum == -INF, 0.0, maximum)
         keep = (logits >= threshold) & (logits < INF)
         # Gumbel noise is -log of an exponential.
         score = tl.where(keep, (logits - base) * inv_t - tl.log(noise), -INF)
         best = tl.max(score, 0)
-        index = tl.arange(0, TILE)
+        index = tl.arange(0, logits.shape[0])
         tl.store(stats.maxima + stats.tiles + tile, best)
-        first = tl.min(tl.where(score == best, index, TILE - 1), 0)
+        first = tl.min(tl.where(score == best, index, logits.shape[0] - 1), 0)
         tl.store(stats.sums + stats.tiles + tile, first.to(tl.int64))
 
 
 @triton.jit
-def row_stats(
-    row, v, stats, params, seed, position, STREAM: tl.constexpr, STATS: tl.constexpr,
-    ROW_PARALLEL: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr, TILE: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
-):  # fmt: skip
-    """Fill the tile statistics where needed -> RowStats.
+def row_log_sum(stats, maximum, inv_t, LOG_TILES: tl.constexpr, BLOCK: tl.constexpr):
+    """log of the sum of exp((l - maximum) / T) over the survivors of a valid row, float64."""
+    total = row_total(stats, maximum, inv_t, False, LOG_TILES, BLOCK)
+    return tl.log(total.to(tl.float64) * (2.0 ** (LOG_TILES - 50)))
 
-    Where the row is not valid, the threshold and the logsumexp mean nothing.
-    """
-    threshold = tl.full([], float("-inf"), tl.float32)
-    maximum = tl.full([], float("-inf"), tl.float32)
-    logsumexp = tl.full([], 0.0, tl.float64)
-    work = tl.full([], 0 if ROW_PARALLEL else 1, tl.int32)
-    if FILTERS:  # noqa: SIM102  (compiled in only where some sequence may have a filter)
-        if params.filtered:
-            if not ROW_PARALLEL:
-                tl.debug_barrier()
-                for t in tl.range(0, stats.tiles, num_stages=STAGES):
-                    tl.store(stats.maxima + t, tile_maximum(row, t, v, PROBS, TILE))
-                tl.debug_barrier()
-            maximum = row_maximum(stats, BLOCK)
-            if finite(maximum):
-                threshold = row_threshold(row, v, maximum, params, PROBS, LOG_TILES, CHUNK)
-            work = tl.full([], 1, tl.int32)
-    if work > 0:
-        # The threads of a program share the scratch: the first barrier waits for those that still
-        # read the row before, the second for those that write this one.
-        tl.debug_barrier()
-        for t in tl.range(0, stats.tiles, num_stages=STAGES):
-            store_tile(
-                row, t, v, params.inv_t, threshold, stats, seed, position, STREAM, STATS, PROBS,
-                TILE,
-            )  # fmt: skip
-        tl.debug_barrier()
-    maximum = row_maximum(stats, BLOCK)
-    if STATS != MAXIMA and finite(maximum):
-        total = row_total(stats, maximum, params.inv_t, False, LOG_TILES, BLOCK)
-        mass = total.to(tl.float64) * (2.0 ** (LOG_TILES - 50))
-        logsumexp = maximum.to(tl.float64) / tl.maximum(params.temperature, 1e-300) + tl.log(mass)
-    return RowStats(maximum, threshold, logsumexp)
+
+@triton.jit
+def tile_ids(tile, listed, ids, LISTS: tl.constexpr, TILE: tl.constexpr):
+    """[TILE] ids of a tile. With LISTS a row with `listed` >= 0 has that many of them in `ids`."""
+    index = tl.arange(0, TILE)
+    out = tile * TILE + index
+    if LISTS:
+        there = index < tl.where(tile == 0, listed, 0)
+        out = tl.where(listed >= 0, tl.load(ids + index, mask=there, other=ABSENT), out)
+    return out
+
+
+@triton.jit
+def load_raw(row, ids, v, PROBS: tl.constexpr):
+    """The entries of some tokens, float32; those of tokens from v on have no probability."""
+    if PROBS:
+        raw = tl.load(row + ids, mask=ids < v, other=0.0).to(tl.float32)
+    else:
+        raw = tl.load(row + ids, mask=ids < v, other=float("-inf")).to(tl.float32)
+    return raw
 
 
 @triton.jit
 def draw_token(
-    row, v, stats, maximum, threshold, inv_t, u, PROBS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
+    row, v, stats, listed, ids, maximum, threshold, inv_t, u, LISTS: tl.constexpr,
+    PROBS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
 ):  # fmt: skip
     """The inverse CDF at u of a row whose tile statistics are filled."""
     total = row_total(stats, maximum, inv_t, False, LOG_TILES, BLOCK)
     tile, rest = choose_tile(
         stats, maximum, inv_t, u * total.to(tl.float64), False, LOG_TILES, BLOCK
     )
-    logits = load_logits(row, tile, v, PROBS, TILE)
+    tokens = tile_ids(tile, listed, ids, LISTS, TILE)
+    logits = as_logits(load_raw(row, tokens, v, PROBS), PROBS)
     units = exp_units(exp_weights(logits, tl.max(logits, 0), threshold, inv_t))
-    return tile * TILE + choose_in_tile(units, rest, TILE)
+    return token_at(tokens, choose_in_tile(units, rest, TILE), TILE)
 
 
 @triton.jit
-def gumbel_argmax(stats, inv_t, TILE: tl.constexpr, BLOCK: tl.constexpr):
+def token_at(tokens, place, TILE: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, TILE) == place, tokens, 0), 0).to(tl.int64)
+
+
+@triton.jit
+def gumbel_argmax(
+    stats, maximum, listed, ids, inv_t, LISTS: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     """The token of the best Gumbel score; scores are compared across tiles in float64."""
     best = tl.full([], float("-inf"), tl.float64)
-    winner = tl.full([], 0, tl.int32)
+    winner = tl.full([], 0, tl.int64)
     for t in range(0, stats.tiles, BLOCK):
         index = t + tl.arange(0, BLOCK)
         inside = index < stats.tiles
@@ -197,60 +161,45 @@ def gumbel_argmax(stats, inv_t, TILE: tl.constexpr, BLOCK: tl.constexpr):
         score = tl.load(
             stats.maxima + stats.tiles + index, mask=inside, other=float("-inf")
         ).to(tl.float64)  # fmt: skip
-        base = tl.where(own > -INF, own * inv_t.to(tl.float64), 0.0)
+        base = tl.where(own > -INF, (own - maximum.to(tl.float64)) * inv_t.to(tl.float64), 0.0)
         score = score + base
         high = tl.max(score, 0)
         first = tl.min(tl.where(score == high, index, 0x7FFFFFFF), 0)
         if high > best:
-            place = tl.load(stats.sums + stats.tiles + first)
-            winner = (first * TILE).to(tl.int32) + place.to(tl.int32)
+            winner = first * TILE + tl.load(stats.sums + stats.tiles + first)
             best = high
+    if LISTS:
+        winner = tl.where(listed >= 0, tl.load(ids + winner, mask=listed >= 0, other=0), winner)
     return winner
 
 
 @triton.jit
-def entropy(
-    row, v, stats, maximum, threshold, inv_t, PROBS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
-):  # fmt: skip
-    """H(P) in float64 of a row whose tile statistics are filled.
+def log_probability(
+    row, token, inside, direct, temperature, maximum, log_sum, threshold, PROBS: tl.constexpr
+):
+    """log P of a token of one row, float64; -inf where not `inside`."""
+    raw = tl.load(row + token, mask=inside, other=0).to(tl.float32)
+    logit = as_logits(raw, PROBS)
+    exact = logit.to(tl.float64)
+    if PROBS:
+        # The statistics of a processed row come from float32 logarithms. The numerator must be
+        # rounded alike, so that the rounding cancels.
+        exact = tl.where(direct, log64(raw.to(tl.float64)), exact)
+    kept = inside & (logit >= threshold)
+    return tl.where(kept, (exact - maximum.to(tl.float64)) / temperature - log_sum, -INF)
 
-    With weights w relative to the largest, H = log(sum w) + sum(w * -log w) / sum w.
+
+@triton.jit
+def weight_params(maximum, log_sum, threshold, temperature, inv_t):
+    """WeightParams of a row.
+
+    The offset is near T * logsumexp, whatever float32 `maximum` the statistics are relative to: P
+    and a `SampledDraft` of one row have the same weights.
     """
-    total = row_total(stats, maximum, inv_t, False, LOG_TILES, BLOCK).to(tl.float64)
-    spread = tl.full([], 0, tl.int64)
-    unit = tl.full([], 2.0 ** (50 - LOG_TILES), tl.float32)
-    for t in tl.range(0, stats.tiles, num_stages=STAGES):
-        logits = load_logits(row, t, v, PROBS, TILE)
-        weights = exp_weights(logits, maximum, threshold, inv_t)
-        part = tl.where(weights > 0, weights * ((maximum - logits) * inv_t), 0.0)
-        spread += tl.sum((part * unit).to(tl.int64), 0)
-    return tl.log(total * (2.0 ** (LOG_TILES - 50))) + spread.to(tl.float64) / total
-
-
-@triton.jit
-def entry(row, x, v, PROBS: tl.constexpr, TILE: tl.constexpr):
-    """The logit of one token, to the bit as scans of the row see it."""
-    logits = load_logits(row, x // TILE, v, PROBS, TILE)
-    return tl.max(tl.where(tl.arange(0, TILE) == x % TILE, logits, float("-inf")), 0)
-
-
-@triton.jit
-def count_larger(row, v, stats, value, PROBS: tl.constexpr, TILE: tl.constexpr):
-    """How many logits of the row are larger than a value."""
-    count = tl.full([], 0, tl.int64)
-    for t in tl.range(0, stats.tiles, num_stages=STAGES):
-        logits = load_logits(row, t, v, PROBS, TILE)
-        count += tl.sum((logits > value).to(tl.int32), 0)
-    return count
-
-
-@triton.jit
-def weight_params(threshold, logsumexp, temperature, inv_t):
-    """WeightParams of a row; the offset has the size of the logits, so l - offset is accurate."""
-    offset = logsumexp * temperature
+    peak = maximum.to(tl.float64)
+    offset = peak + log_sum * temperature
     offset = tl.minimum(tl.maximum(offset, -3.4028234663852886e38), FLT_MAX).to(tl.float32)
-    remainder = logsumexp - offset.to(tl.float64) / tl.maximum(temperature, 1e-300)
+    remainder = (peak - offset.to(tl.float64)) / tl.maximum(temperature, 1e-300) + log_sum
     return WeightParams(threshold, offset, remainder.to(tl.float32), inv_t)
 
 

@@ -71,19 +71,44 @@ def tile_words(tile, seed, position, stream: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def token_words(tokens, seed, position, stream: tl.constexpr):
+    """uint32: word v % 4 of counter v // 4 for some tokens v in any order."""
+    w0, w1, w2, w3 = words((tokens // 4).to(tl.uint32), seed, position, stream)
+    place = tokens % 4
+    return tl.where(place < 2, tl.where(place == 0, w0, w1), tl.where(place == 2, w2, w3))
+
+
+@triton.jit
 def tile_exponentials(tile, seed, position, stream: tl.constexpr, TILE: tl.constexpr):
-    """[TILE] float32 unit exponentials -log1p(-u) with u in (2^-65, 1), see docs/rules.md#noise."""
+    """[TILE] unit exponentials of the tokens of one tile."""
     x = tile_words(tile, seed, position, stream, TILE)
-    tail = x < 256
     half = tl.full([TILE], 0.5, tl.float32)
     # One tile in 4096 needs more bits: the branch is nearly free.
-    if tl.max(tail.to(tl.int32), 0) > 0:
+    if tl.max((x < 256).to(tl.int32), 0) > 0:
         more = tile_words(tile, seed, position, stream + TAIL, TILE)
-        fraction = (more.to(tl.float32) + 0.5) * (1.0 / 4294967296.0)
-        half = tl.where(tail, fraction, half)
+        half = tail_half(x, more)
+    return exponentials(x, half)
+
+
+@triton.jit
+def token_exponentials(tokens, seed, position, stream: tl.constexpr):
+    """Unit exponentials of some tokens, the same bits as those of their tiles."""
+    x = token_words(tokens, seed, position, stream)
+    return exponentials(x, tail_half(x, token_words(tokens, seed, position, stream + TAIL)))
+
+
+@triton.jit
+def tail_half(x, more):
+    """What is added to a word x: 1/2, or a fraction of 32 more bits where its top 24 bits are 0."""
+    return tl.where(x < 256, (more.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), 0.5)
+
+
+@triton.jit
+def exponentials(x, half):
+    """float32 unit exponentials -log1p(-u) with u in (2^-65, 1), see docs/rules.md#noise."""
     u = (x.to(tl.float32) + half) * (1.0 / 4294967296.0)
     # 1 - u, exact to its own last bit: u rounds to 1 where x is near 2^32.
-    flipped = x ^ tl.full([TILE], 0xFFFFFFFF, tl.uint32)
+    flipped = x ^ tl.full(x.shape, 0xFFFFFFFF, tl.uint32)
     rest = (flipped.to(tl.float32) + 0.5) * (1.0 / 4294967296.0)
     # Below 1/16 the logarithm of a number near 1 has no relative precision; the series has.
     series = 1.0 / 5 + u * (1.0 / 6 + u * (1.0 / 7))

@@ -5,15 +5,15 @@ Terms of this room:
 tile         TILE neighbouring entries of a row. The size is fixed, because rounding depends on it.
 mass         The sum of the weights of a tile or a row, as an integer (see below).
 statistics   The maximum and the mass of each tile (`TileStats`), and what follows from them for the
-             row: maximum, filter threshold and logsumexp (`RowStats` in distribution.py).
+             row: maximum, filter threshold and logarithm of the sum.
 linear       Weights that are given as they are (a residual), not as exponentials of logits. Tiles
              of a linear row have a power of two near their largest weight in place of a maximum.
 
 Masses are integers. A tile's weights are scaled by its own maximum, cut to 50 bits and summed in
 int64; tiles are then rescaled in float64 and summed in int64 again. An integer sum has no order, so
-neither the layout that the compiler picks for a kernel, nor the alignment of a row, nor the
-schedule, nor the warp size can change a bit of a total or of a prefix sum. The cut (2^-50 of the
-largest weight) is finer than the rounding of any float32 sum.
+neither the layout that the compiler picks for a kernel, nor the alignment of a row, nor the warp
+size can change a bit of a total or of a prefix sum. The cut (2^-50 of the largest weight) is finer
+than the rounding of any float32 sum.
 
 Device code passes records (`NamedTuple`). A record with a member that may be None, such as an
 optional tensor, can only be an argument: Triton 3.6 returns none from a function. Compile-time
@@ -41,13 +41,6 @@ class TileStats(NamedTuple):
     maxima: Any  # float32 [planes, tiles]: largest logits (linear: scales); best Gumbel scores
     sums: Any  # int64 [planes, tiles]: masses; the index of the best score in its tile
     tiles: Any
-
-
-@triton.jit
-def stats_at(scratch, index, tiles):
-    """The index-th row's tile statistics in `scratch` (a record with maxima, sums and size)."""
-    offset = index * scratch.size
-    return TileStats(scratch.maxima + offset, scratch.sums + offset, tiles)
 
 
 @triton.jit
