@@ -100,20 +100,20 @@ class KernelBudget:
 GOAL_FILL_BF16, GOAL_FILL_F32 = 7.0 * 16, 8.5 * 16  # 16 entries of the 512 are a lane's
 GOAL_RESIDUAL_BF16, GOAL_RESIDUAL_PROBS = 280, 220
 LOOPS = (
-    LoopBudget(ROWS, FILL_BF16, 113, GOAL_FILL_BF16),
-    LoopBudget(ROWS, FILL_BF16_UNALIGNED, 147, None),
-    LoopBudget(ROWS, FILL_F32, 125, GOAL_FILL_F32),
-    LoopBudget(DECIDE, RESIDUAL_BF16, 271, GOAL_RESIDUAL_BF16),
+    LoopBudget(ROWS, FILL_BF16, 109.5, GOAL_FILL_BF16),
+    LoopBudget(ROWS, FILL_BF16_UNALIGNED, 142, None),
+    LoopBudget(ROWS, FILL_F32, 124, GOAL_FILL_F32),
+    LoopBudget(DECIDE, RESIDUAL_BF16, 270, GOAL_RESIDUAL_BF16),
     LoopBudget(DECIDE, RESIDUAL_PROBS, 194, GOAL_RESIDUAL_PROBS),
-    LoopBudget(SAMPLE, FILL_BF16, 110.5, GOAL_FILL_BF16),
-    LoopBudget(SAMPLE, FILL_BF16_UNALIGNED, 144, None),
+    LoopBudget(SAMPLE, FILL_BF16, 109.5, GOAL_FILL_BF16),
+    LoopBudget(SAMPLE, FILL_BF16_UNALIGNED, 142, None),
     LoopBudget(SAMPLE, FILL_F32, 124, GOAL_FILL_F32),
 )
 KERNELS = (
-    KernelBudget(ROWS, 64, 4, 150),
-    KernelBudget(DECIDE, 80, 3, 150),
-    KernelBudget(BLOCK, 80, 3, 150),
-    KernelBudget(TREE_ROWS, 64, 4, 150),
-    KernelBudget(TREE, 128, 2, 300),
-    KernelBudget(SAMPLE, 64, 4, 150),
+    KernelBudget(ROWS, 64, 4, 203.6),
+    KernelBudget(DECIDE, 80, 3, 208.8),
+    KernelBudget(BLOCK, 80, 3, 138.3),
+    KernelBudget(TREE_ROWS, 64, 4, 177.6),
+    KernelBudget(TREE, 128, 2, 429.8),
+    KernelBudget(SAMPLE, 64, 4, 176.8),
 )

@@ -61,7 +61,7 @@ def test_agrees_with_the_cpu_kernels(simt, case):
     ],
     ids=str,
 )
-def test_every_number_of_splits_gives_the_same_bits(simt, case):
+def test_splits_of_rows_change_no_bit_of_a_tree(simt, case):
     args, want = case.args(), of_whole_rows(simt, case)
     for processors in PROCESSORS[1:]:
         got = outputs(simt, args, processors=processors)

@@ -77,7 +77,7 @@ struct ResidualRows {
   TileStats positive;  // of the residual
   TileStats direct;    // of a direct target row, which was not read before
   int whole_tiles;
-  int step;                                         // from one warp tile of a warp to its next one
+  int step;                                     // from one warp tile of a warp to its next one
   float rate, offset, scale;                    // of logits of the target
   float draft_rate, draft_offset, draft_scale;  // of the draft; draft_scale includes the lenience
 
