@@ -7,7 +7,7 @@
 #
 # It builds nothing and needs no network: specdec_kernels/_C.so is built elsewhere and copied along,
 # and so is .carry, where `python -m bench.carried` puts other projects' kernels. Parts run in
-# the order of ALL_PARTS, each within a limit; the limits of DEFAULT_PARTS add up to less than the
+# the order of ALL_PARTS, each within a limit; the limits of DEFAULT_PARTS add up to the
 # BUDGET of 480 s, and a part that fails, hangs or lacks a program stops no other. The exit status
 # is 0 only if none failed. SPECDEC_SECOND names another _C.so, which is timed in turns with the
 # first. Figures and outcomes are lines of JSON in $OUT/DEVICE-goals.jsonl, written at once.

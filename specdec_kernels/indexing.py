@@ -109,7 +109,7 @@ def paged_append_(
 def _path(base: Tensor, path: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
     """(from, to, valid) slots of each node of a path, up to the first entry that is no node."""
     start, node, j = _wide(base), path.to(torch.int64), _count(path.shape[1], path)
-    # No path moves a node to an earlier place, so no slot is read after it was written.
+    # No path moves a node to a later place.
     valid = (node >= j) & (start >= 0) & (start < slots - node)
     valid = valid.to(torch.int32).cumprod(1).to(torch.bool)
     return torch.where(valid, start + node, 0), torch.where(valid, start + j, 0), valid

@@ -91,6 +91,7 @@ class Layout {
 template <class Job>
 cudaError_t launch_blocks(void (*kernel)(Job), const Job& job, int64_t blocks, size_t shared_bytes,
                           void* stream) {
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(kThreads);

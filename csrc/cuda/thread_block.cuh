@@ -17,8 +17,8 @@ constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 constexpr int kWarps = kThreads / kLanes;
 constexpr unsigned kAllLanes = 0xffffffffu;
-// Blocks that run at once on a multiprocessor, for kernels whose loops do with 64 registers. With
-// as few, code for other devices than sm_90 spills.
+// Blocks that run at once on a multiprocessor, for kernels whose loops do with few registers: with
+// 64 a thread four fit on sm_90; for other devices that would spill, and three take up to 80.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int kBlocksWithFewRegisters = 3;
 #else
@@ -172,7 +172,7 @@ class ThreadBlock {
   }
 
   BlockShared& shared_;
-  unsigned next_ = 0;  // which buffer of Shared::exchange the next fold writes
+  unsigned next_ = 0;  // which buffer of BlockShared::exchange the next fold writes
 };
 
 }  // namespace specdec::cuda

@@ -34,7 +34,7 @@ MULTIPROCESSORS = 4
 # A device whose attributes the launcher does not keep, because its number is too large.
 UNKNOWN_DEVICE = 100
 # The orders in which threads can run: whether from the last to the first, the seed of a random
-# order or 0, and how many block groups take turns; the others run one group after the other.
+# order or 0, and how many blocks take turns; the others run one block after the other.
 ORDERS = {
     "forward": (False, 0, 1),
     "reverse": (True, 0, 1),

@@ -57,7 +57,7 @@ __global__ void limit_kernel(unsigned long long* word, uint64_t launch_id, int l
 // masses: of the warp tiles of a row of logits, on one scale. log_sum: as in RowStats.
 __global__ void measure_kernel(RowFill fill, float inv_t, int64_t* masses, double* log_sum) {
   ThreadBlock block(*shared_memory<BlockShared>());
-  fill_tile_stats<AnyRead>(fill);
+  fill_tile_stats(fill);
   __syncthreads();
   const int64_t warp_tiles = fill.row.warp_tiles();
   const TileRun run(fill.tile_stats, warp_tiles);

@@ -329,6 +329,14 @@ def test_typical_accepts_the_first_of_equally_likely_children(name):
 
 
 @by_provider
+def test_typical_has_a_bound_where_an_equal_sibling_has_the_child(name):
+    """Of two siblings with one token the second has a child; the row after the first decides."""
+    target = torch.linspace(0, 1, 40).repeat(1, 4, 1)
+    target[0, 0, 5] = 50
+    assert decided(name, target, [5, 5, 20], [-1, -1, 1], rule="typical").path == [[0, 2, -1]]
+
+
+@by_provider
 def test_the_bound_of_typical_is_strict_however_the_weight_of_a_maximum_is_rounded(name):
     """A certain token has P = 1 and entropy 0, which is not above a bound of 1."""
     target = torch.full((4, 2, 3), -torch.inf)

@@ -126,13 +126,13 @@ __global__ void __launch_bounds__(kThreads, kDecideBlocks)
   if (s.residual.few()) {
     // P is read at the drafted tokens alone.
     if (split != 0) return;
-    const BlockSums sums = sum_residual_of_few(block, s.residual);
+    const BlockSums sums = residual_sums_of_few(block, s.residual);
     if (thread_id() == 0) out = sums;
     return;
   }
   scan(s.residual, split * kWarps + warp_id(), job.splits * kWarps);
   if (!arrive(s.arrival, job.residual_ticket(q.b, i), job.splits, false).last) return;
-  const BlockSums sums = sum_residual(block, s.residual);
+  const BlockSums sums = residual_sums(block, s.residual);
   if (thread_id() == 0) out = sums;
 }
 

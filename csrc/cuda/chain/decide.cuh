@@ -68,7 +68,7 @@ inline __device__ DraftTest test_draft(const ChainJob& job, const ChainSequence&
   bool accepted;
   if (p.rule == Rule::kTopBeta) {
     accepted = near_top(p, s, target) &&
-               (target.entry == stats.max || target.found < static_cast<double>(p.top_beta_rank));
+               (target.entry == stats.max || target.asked < static_cast<double>(p.top_beta_rank));
   } else if (s.greedy || p.rule == Rule::kMatch) {
     // The target's choice, or what rule lenient takes for it.
     accepted = x == target.token ||
@@ -77,7 +77,7 @@ inline __device__ DraftTest test_draft(const ChainJob& job, const ChainSequence&
   } else if (p.rule == Rule::kTypical) {
     const double p_x = drafted_probability(target);
     const double bound = typical_needs_entropy(p_x, p.typical_epsilon)
-                             ? typical_bound(p.typical_epsilon, p.typical_delta, target.found)
+                             ? typical_bound(p.typical_epsilon, p.typical_delta, target.asked)
                              : 0;
     accepted = p_x > bound;
   } else {

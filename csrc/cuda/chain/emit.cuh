@@ -39,7 +39,7 @@ inline __device__ int64_t draw(ThreadBlock& block, const ChainJob& job, EmitShar
   const double u = residual_uniform(job.p, q, i);
   int32_t fault = 0;
   if (s.emission.source == Source::kResidual || q.direct) {
-    const BlockSums sums = sum_residual(block, r);
+    const BlockSums sums = residual_sums(block, r);
     if (!sums.target_valid) {
       if (thread_id() == 0) s.emission.status |= kTargetInvalid;
       return -1;
@@ -138,8 +138,9 @@ __global__ void __launch_bounds__(kThreads, kDecideBlocks)
         prepare(job, q, e.accepted, e.c, e.source == Source::kResidual, step, s.residual);
       }
       // Those of rule block were summed before, unless few tokens told their sums.
-      const bool summed = s.residual.both && e.source == Source::kResidual && !s.residual.few();
-      s.scans = prepared && needs_scan(s.residual) && !summed;
+      const bool summed =
+          prepared && s.residual.both && e.source == Source::kResidual && !s.residual.few();
+      s.scans = prepared && !summed && needs_scan(s.residual);
       if (s.scans) begin_arrivals(ticket, job.launch_id, job.splits);
     }
   }

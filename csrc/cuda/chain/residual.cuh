@@ -70,7 +70,7 @@ inline __device__ bool needs_scan(const Residual& r) {
 template <class Target>
 inline __device__ bool read_residual(const Residual& r, int64_t warp_tile, bool subtracts,
                                      float (&values)[kPerLane], const Target& target) {
-  const TileValues tile = call_read_warp_tile<AnyRead>(r.row, warp_tile);
+  const TileValues tile = call_read_warp_tile(r.row, warp_tile);
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) values[j] = tile.values[j];
   target(values);
@@ -84,7 +84,7 @@ inline __device__ bool read_residual(const Residual& r, int64_t warp_tile, bool 
     return true;
   }
   if (!d.pairs(wide)) return subtract_columns(d, r.lenience, vocab, wide, warp_tile, values);
-  TileValues q = call_read_warp_tile<AnyRead>(d.row.part(0, vocab), warp_tile);
+  TileValues q = call_read_warp_tile(d.row.part(0, vocab), warp_tile);
   return subtract_entries(d, r.lenience, q.values, values);
 }
 
@@ -118,7 +118,7 @@ __forceinline__ __device__ int sum_whole_tiles(const Residual& r, int warp_tile)
 // Marks the warp tiles of a draft row that are not valid.
 __forceinline__ __device__ void check_draft(const Residual& r, int64_t first, int64_t step) {
   for (int64_t warp_tile = first; warp_tile < r.draft.row.warp_tiles(); warp_tile += step) {
-    const TileValues tile = call_read_warp_tile<AnyRead>(r.draft.row, warp_tile);
+    const TileValues tile = call_read_warp_tile(r.draft.row, warp_tile);
     const float top = warp_tile_max(tile.values);
     if (lane_id() != 0) continue;
     r.sums[ChainJob::kBeyond].maxima[warp_tile] = top < INFINITY ? 1.0f : NAN;
@@ -172,7 +172,7 @@ inline __device__ double mass_beyond(ThreadBlock& block, const Residual& r) {
 }
 
 // What the scan has found, for the whole block.
-inline __device__ BlockSums sum_residual(ThreadBlock& block, const Residual& r) {
+inline __device__ BlockSums residual_sums(ThreadBlock& block, const Residual& r) {
   const int64_t tiles = r.row.warp_tiles();
   BlockSums out = {0, 0, true, true};
   if (r.only_draft) {
@@ -194,7 +194,7 @@ inline __device__ BlockSums sum_residual(ThreadBlock& block, const Residual& r) 
   return out;
 }
 
-inline __device__ BlockSums sum_residual_of_few(ThreadBlock& block, const Residual& r) {
+inline __device__ BlockSums residual_sums_of_few(ThreadBlock& block, const Residual& r) {
   BlockSums out = {0, 0, true, true};
   sum_residual_of_few(block, r.draft, r.row, r.stats, r.scaled.c, out.positive, out.negative);
   return out;
@@ -204,12 +204,7 @@ inline __device__ BlockSums sum_residual_of_few(ThreadBlock& block, const Residu
 inline __device__ int64_t draw_scanned(ThreadBlock& block, const Residual& r, bool residual,
                                        double u) {
   const TileStats& tile_stats = r.sums[residual ? ChainJob::kPositive : ChainJob::kDirect];
-  const int64_t tiles = r.row.warp_tiles();
-  const TileRun run(tile_stats, tiles);
-  const float max = run.largest(block, tile_stats);
-  const WarpTileMasses masses(block, tile_stats, tiles, run, max, 1.0f, true);
-  int64_t rest;
-  const int64_t warp_tile = masses.choose(block, u, rest);
+  const auto [warp_tile, rest] = choose_stored(block, tile_stats, r.row.warp_tiles(), u);
   float values[kPerLane];
   read_residual(r, warp_tile, residual, values, [](auto&) {});
   scale_down(values, tile_stats.maxima[warp_tile]);

@@ -2,7 +2,8 @@
 // The first launch of verify_chain: blocks measure the target rows and draft rows of all sequences,
 // those of the first position first. The last block of a row makes its summary; the last one of a
 // position tests the draft, and blocks of rows behind a rejection return without reading. That
-// depends on time, but no decision does: rows behind the first rejection are never looked at.
+// depends on time, but no decision does: what is read of rows behind the first rejection changes
+// nothing.
 #include "cuda/chain/decide.cuh"
 #include "cuda/ticket.cuh"
 
@@ -80,7 +81,7 @@ __forceinline__ __device__ void finish_row(ThreadBlock& block, const ChainJob& j
     } else if (p.rule == Rule::kTopBeta && near_top(p, q, out) && out.entry < out.stats.max) {
       found = static_cast<double>(count_above(block, t, out.entry));
     }
-    if (thread_id() == 0) out.found = found;
+    if (thread_id() == 0) out.asked = found;
   }
   if (thread_id() == 0) {
     job.summaries[slot_of(job, s.unit)] = out;
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithFewRegisters)
   open_unit(job, s);
   __syncthreads();
   if (!s.exists) return;
-  if (!s.skips) fill_tile_stats<AnyRead>(s.task);
+  if (!s.skips) fill_tile_stats(s.task);
   const int64_t b = s.sequence.b;
   const Arrival arrival =
       arrive(s.arrival, job.row_ticket(b, slot_of(job, s.unit)), job.splits, s.skips);

@@ -40,9 +40,10 @@ struct BlockEnd {
 // those that a call measures have statistics, a summary and a ticket.
 struct ChainJob {
   ChainParams p;
-  unsigned long long* words;  // [B, words()]: tickets of its rows, of its positions, its own; limit
-  RowSummary* summaries;      // [B, rows()]
-  Survivor* lists;            // [B, gamma+1, most_listed(vocab)], null without filters
+  unsigned long long*
+      words;              // [B, words_of_sequence()]: tickets of rows, positions, residuals; limit
+  RowSummary* summaries;  // [B, rows()]
+  Survivor* lists;        // [B, gamma+1, most_listed(vocab)], null without filters
   TileStatsArray tile_stats;  // [B, rows()]
   TileStatsArray sums;        // [B, residuals(), kSums]
   BlockSums* block_sums;      // [B, gamma], rule block, and so the following

@@ -65,11 +65,10 @@ struct RowFill {
 };
 
 // Computes the tile statistics of the row's warp tiles from `warp_tile` on.
-template <class Reads>
 inline SPECDEC_NOINLINE __device__ void fill_any(const RowFill& fill, int warp_tile) {
   for (; warp_tile < fill.row.warp_tiles(); warp_tile += fill.step()) {
     const bool wide = fill.row.wide();
-    TileValues tile = call_read_warp_tile<Reads>(fill.row, warp_tile);
+    TileValues tile = call_read_warp_tile(fill.row, warp_tile);
     float (&values)[kPerLane] = tile.values;
     float top = warp_tile_max(values);
     uint64_t best = 0;
@@ -101,12 +100,11 @@ inline SPECDEC_NOINLINE __device__ void fill_any(const RowFill& fill, int warp_t
 }
 
 // Computes the tile statistics of a row, or of one split of it.
-template <class Reads>
 inline __device__ void fill_tile_stats(const RowFill& fill) {
   const RowView& row = fill.row;
   const int step = fill.step();
   int warp_tile = fill.first_warp_tile();
-  if (fill.want == Want::kMass && Reads::of(row.read) == Read::kLogits) {
+  if (fill.want == Want::kMass && row.read == Read::kLogits) {
     // The loads of a tile at another address end beyond it, and must not end beyond the row.
     const int64_t loaded = row.vocab - (row.aligned() ? 0 : kBeyondTile);
     const auto whole_tiles = static_cast<int>(loaded / kWarpTile);
@@ -127,7 +125,7 @@ inline __device__ void fill_tile_stats(const RowFill& fill) {
       whole(DTypeOf<DType::kFloat32>(), aligned);
     }
   }
-  fill_any<Reads>(fill, warp_tile);
+  fill_any(fill, warp_tile);
 }
 
 }  // namespace specdec::cuda

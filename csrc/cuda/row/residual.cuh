@@ -191,7 +191,7 @@ inline __device__ void sum_beyond(int64_t first, int64_t step, const DraftDistri
   const int64_t begin = d.row.vocab - size;
   const RowView columns = d.row.part(begin, size);
   for (int64_t warp_tile = first; warp_tile < columns.warp_tiles(); warp_tile += step) {
-    TileValues tile = call_read_warp_tile<AnyRead>(columns, warp_tile);
+    TileValues tile = call_read_warp_tile(columns, warp_tile);
     float (&values)[kPerLane] = tile.values;
     const float top = d.normalise_all(values);
     exclude(begin + warp_tile * kWarpTile, columns.wide(), values);
@@ -207,6 +207,22 @@ inline __device__ double stored_sum(ThreadBlock& block, const TileStats& tile_st
   const TileRun run(tile_stats, warp_tiles);
   const float max = run.largest(block, tile_stats);
   return WarpTileMasses(block, tile_stats, warp_tiles, run, max, 1.0f, true).sum();
+}
+
+struct Choice {
+  int64_t warp_tile;
+  int64_t rest;  // the mass in it before the point drawn
+};
+
+// The warp tile in which the running sum of the values stored passes u times their sum.
+inline __device__ Choice choose_stored(ThreadBlock& block, const TileStats& tile_stats,
+                                       int64_t warp_tiles, double u) {
+  const TileRun run(tile_stats, warp_tiles);
+  const float max = run.largest(block, tile_stats);
+  const WarpTileMasses masses(block, tile_stats, warp_tiles, run, max, 1.0f, true);
+  Choice out;
+  out.warp_tile = masses.choose(block, u, out.rest);
+  return out;
 }
 
 // Sums of max(cP - Q, 0) and max(Q - cP, 0) for a draft that lists its tokens. P is read at these

@@ -49,7 +49,7 @@ __device__ void finish(ThreadBlock& block, const SampleJob& job, int64_t r, Samp
     if (row.listed < 0) {
       token = draw_from_row(block, t.row, t.tile_stats, stats, u);
     } else {
-      token = draw_listed(*candidates, Listed(block, *candidates, stats).weigh(), t.row.vocab, u);
+      token = draw_listed(*candidates, candidates->total, t.row.vocab, u);
     }
   }
   if (thread_id() != 0) return;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithFewRegisters)
     if (split == 0 && thread_id() == 0) write(job.p, r, -1, {}, 0, kBadParameter);
     return;
   }
-  fill_tile_stats<KnownRead<Read::kLogits>>(s.task);
+  fill_tile_stats(s.task);
   if (!arrive(s.arrival, job.tickets + r, job.splits, false).last) return;
   finish(block, job, r, s);
 }

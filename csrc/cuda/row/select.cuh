@@ -28,6 +28,7 @@ struct Candidates {
   uint32_t count;
   uint32_t found;
   int64_t above;
+  int64_t total;  // mass of the survivors
 };
 static_assert(Candidates::kBins <= kMostListed, "bins lie where candidates do");
 
@@ -112,7 +113,7 @@ template <class F, class Ends>
 inline __device__ void for_entries(const RowView& row, const TileStats& tile_stats, uint32_t low,
                                    const F& f, const Ends& ends) {
   const auto visit = [&](int warp_tile) {
-    TileValues tile = call_read_warp_tile<AnyRead>(row, warp_tile);
+    TileValues tile = call_read_warp_tile(row, warp_tile);
 #pragma unroll 1
     for (int q = 0; q < kQuads; ++q) {
       const int64_t id = int64_t{warp_tile} * kWarpTile + first_of_quad(row.wide(), q);
@@ -367,7 +368,7 @@ inline __device__ void filter_tile_stats(const RowView& row, const TileStats& ti
   for_warp_tiles(
       tile_stats, row.warp_tiles(), threshold,
       [&](int warp_tile) {
-        TileValues tile = call_read_warp_tile<AnyRead>(row, warp_tile);
+        TileValues tile = call_read_warp_tile(row, warp_tile);
         weigh_tile(tile.values, tile_stats.maxima[warp_tile], rate, threshold);
         const int64_t units = warp_mass(lane_units(tile.values, row.wide()));
         const uint64_t best =

@@ -8,9 +8,10 @@ namespace specdec::cuda {
 struct alignas(64) RowSummary {
   RowStats stats;
   float entry;     // of the drafted token, 0 if the row has none
-  int32_t listed;  // survivors in the list of the row; -1 if they are not listed
+  int32_t listed;  // survivors in the list of the row, if it has one; -1 if they are not listed
   int64_t token;   // the target's choice, by its maximum or by Gumbel noise; else -1
-  double found;    // the entropy of P, or the number of entries above `entry`, for a rule that asks
+  double asked;  // what a rule asks for: the entropy of P, or the number of entries above `entry`,
+                 // for a rule that asks
 };
 static_assert(sizeof(RowSummary) == 64, "one line of two sectors");
 
@@ -115,7 +116,7 @@ inline __device__ int64_t draw_listed(Candidates& c, int64_t total, int64_t voca
   return last - largest_reaching(c, c.masses, n, 0, last, target + 1);
 }
 
-// Makes the summary of a row whose tile statistics are complete, except `entry` and `found`. The
+// Makes the summary of a row whose tile statistics are complete, except `entry` and `asked`. The
 // task and the summary lie in shared memory. For the whole block.
 inline __device__ void summarise(ThreadBlock& block, const RowTask& t, Candidates* candidates,
                                  RowSummary& out) {
@@ -149,6 +150,7 @@ inline __device__ void summarise(ThreadBlock& block, const RowTask& t, Candidate
       if (t.want_of_survivors == Want::kGumbel) token = survivors.gumbel_winner(t.noise);
       listed = t.list != nullptr ? survivors.write(t.list) : 0;
       if (thread_id() != 0) return;
+      candidates->total = total;
       out.stats.log_sum = survivors.log_sum(total);
       out.token = token;
       out.listed = listed;
@@ -176,7 +178,7 @@ inline __device__ int64_t sum_of_row(ThreadBlock& block, const RowTask& t, float
                                      const Terms& terms) {
   int64_t mine = 0;
   for_warp_tiles(t.tile_stats, t.row.warp_tiles(), low, [&](int warp_tile) {
-    const TileValues tile = call_read_warp_tile<AnyRead>(t.row, warp_tile);
+    const TileValues tile = call_read_warp_tile(t.row, warp_tile);
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) mine += terms(tile.values[j]);
   });
@@ -231,7 +233,7 @@ inline __device__ int64_t draw_from_row(ThreadBlock& block, const RowView& row,
   const WarpTileMasses masses(block, tile_stats, tiles, run, stats.max, stats.inv_t, stats.direct);
   int64_t rest;
   const int64_t warp_tile = masses.choose(block, u, rest);
-  TileValues tile = call_read_warp_tile<AnyRead>(row, warp_tile);
+  TileValues tile = call_read_warp_tile(row, warp_tile);
   const float max = tile_stats.maxima[warp_tile];
   if (stats.direct) {
     scale_down(tile.values, max);

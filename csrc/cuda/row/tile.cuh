@@ -216,19 +216,9 @@ struct TileValues {
   float values[kPerLane];
 };
 
-// How the rows of a kernel are read, if it is known at compile time.
-struct AnyRead {
-  SPECDEC_HD static constexpr Read of(Read read) { return read; }
-};
-template <Read kRead>
-struct KnownRead {
-  SPECDEC_HD static constexpr Read of(Read) { return kRead; }
-};
-
 // `read_warp_tile` as a function that is called: inlined, the code that reads any row would be a
 // large part of a kernel that needs it at several places. All arguments and results are in
 // registers.
-template <class Reads>
 inline SPECDEC_NOINLINE __device__ TileValues call_read_warp_tile(const void* data, int64_t vocab,
                                                                   DType dtype, Read read,
                                                                   int warp_tile) {
@@ -236,31 +226,14 @@ inline SPECDEC_NOINLINE __device__ TileValues call_read_warp_tile(const void* da
   row.data = data;
   row.vocab = vocab;
   row.dtype = dtype;
-  row.read = Reads::of(read);
+  row.read = read;
   TileValues out;
   read_warp_tile(row, warp_tile, out.values);
   return out;
 }
 
-template <class Reads>
 inline __device__ TileValues call_read_warp_tile(const RowView& row, int64_t warp_tile) {
-  return call_read_warp_tile<Reads>(row.data, row.vocab, row.dtype, row.read,
-                                    static_cast<int>(warp_tile));
-}
-
-// `at` likewise.
-template <class Reads>
-inline SPECDEC_NOINLINE __device__ float call_at(const void* data, DType dtype, Read read,
-                                                 int64_t index) {
-  RowView row;
-  row.data = data;
-  row.dtype = dtype;
-  row.read = Reads::of(read);
-  return at(row, index);
-}
-template <class Reads>
-inline __device__ float call_at(const RowView& row, int64_t index) {
-  return call_at<Reads>(row.data, row.dtype, row.read, index);
+  return call_read_warp_tile(row.data, row.vocab, row.dtype, row.read, static_cast<int>(warp_tile));
 }
 
 }  // namespace specdec::cuda

@@ -10,9 +10,9 @@ class TopDown : KSeq {
   using KSeq::KSeq;
 
   __device__ void run() {
-    int64_t node = kNone;
-    for (int64_t depth = 0;; ++depth) {
-      if (thread_id() == 0) s_.accepted = static_cast<int32_t>(depth);
+    int32_t node = kNone;
+    for (int32_t depth = 0;; ++depth) {
+      if (thread_id() == 0) s_.accepted = depth;
       if (ends_at(depth, node)) return;
       one([&] { open_step(job_, node, depth, 1); });
       const int64_t x = node < 0 ? 0 : p_.drafted(q_.b, node);
@@ -25,7 +25,7 @@ class TopDown : KSeq {
         const int64_t token = p_.drafted(q_.b, child);
         write(depth, child, token, target_logprob(token));
       });
-      node = child;
+      node = static_cast<int32_t>(child);
     }
   }
 
@@ -72,7 +72,7 @@ class TopDown : KSeq {
     const bool typical = p_.rule == TreeRule::kTypical && !q_.greedy;
     const RowStats& stats = t_.target.stats;
     const double bound =
-        typical ? typical_bound(p_.typical_epsilon, p_.typical_delta, t_.target.found) : 0;
+        typical ? typical_bound(p_.typical_epsilon, p_.typical_delta, t_.target.asked) : 0;
     for (int64_t n = thread_id(); n < q_.nodes; n += kThreads) {
       if (!sets().is_distinct(n) || n == tried) continue;
       const int64_t x = p_.drafted(q_.b, n);
@@ -96,7 +96,7 @@ class TopDown : KSeq {
       const uint64_t key = uint64_t{score} << 32 | static_cast<uint32_t>(~n);
       if (accepted && key > best) best = key;
     }
-    best = block_.max(best);
+    best = block().max(best);
     return best == 0 ? kNone : int64_t{static_cast<uint32_t>(~best)};
   }
 
@@ -237,7 +237,7 @@ class TopDown : KSeq {
 
   // Made anew at each use, because it would occupy registers in between.
   __device__ NodeSets sets() {
-    return {block_, p_, q_, q_.nodes, job_.node_sets + q_.b * 3 * job_.words(), job_.words()};
+    return {s_, p_, q_, q_.nodes, job_.node_sets + q_.b * 3 * job_.words(), job_.words()};
   }
 };
 

@@ -7,6 +7,45 @@
 
 namespace specdec::cuda {
 
+inline __device__ void set_factors(TreeStep& t, double a, double b, double c, double d) {
+  t.factors[0] = a;
+  t.factors[1] = b;
+  t.factors[2] = c;
+  t.factors[3] = d;
+}
+
+// Where P is Q, or nearly one token, their overlap is 1 less what rounding takes, and the K-th
+// root of that would be missing from the acceptance. The text errs by less than this.
+constexpr double kRounding = 0x1p-22;
+
+// Narrows (low, rho], whose upper end is always large enough. Returns whether it is narrow
+// enough, and else asks for the overlaps at four more factors: two around the root of the secant,
+// and one between these and each end. For the first thread, which alone knows the interval.
+inline SPECDEC_NOINLINE __device__ bool narrow(TreeStep& t, int passes) {
+  const auto k = static_cast<double>(t.children);
+#pragma unroll 1
+  for (int i = 0; i < kFactorsAtOnce; ++i) {
+    const double rho = t.factors[i], beta = t.overlaps[i];
+    const double gap = rho * beta - any_sibling_accepted(beta, t.children);
+    if (gap >= -kRounding || rho >= k) {
+      t.rho = rho;
+      t.rho_gap = gap;
+      t.beta = beta;
+      break;
+    }
+    t.low = rho;
+    t.low_gap = gap;
+  }
+  const double width = t.rho - t.low;
+  if (t.rho == 1 || width <= 5e-7 || passes == 40) return true;
+  const double slope = t.rho_gap - t.low_gap;
+  const double root = t.low + (slope > 0 ? width * -t.low_gap / slope : width / 2);
+  const double near = fmax(width * fmin(0.03125, width), 1e-7);
+  const double a = fmax(root - near, t.low), b = fmin(root + near, t.rho);
+  set_factors(t, (t.low + a) / 2, a, b, (b + t.rho) / 2);
+  return false;
+}
+
 class KSeq : protected TreeVerifier {
  public:
   using TreeVerifier::TreeVerifier;
@@ -33,12 +72,12 @@ class KSeq : protected TreeVerifier {
       push_draft(1);
       t_.low = 1;
       t_.rho = k;
-      set_factors(1, 1 + (k - 1) / 8, 1 + (k - 1) / 2, k);
+      set_factors(t_, 1, 1 + (k - 1) / 8, 1 + (k - 1) / 2, k);
     });
     for (int passes = 1;; ++passes) {
       sum_residual(ScanKind::kOverlaps);
       if (!t_.drafts_valid) return false;
-      if (by_one([&] { return narrow(passes); })) return true;
+      if (by_one([&] { return narrow(t_, passes); })) return true;
     }
   }
 
@@ -48,46 +87,6 @@ class KSeq : protected TreeVerifier {
       records()[t_.first_draft].scale = static_cast<float>(sibling_share(t_.beta, t_.children));
     });
     sum_residual(ScanKind::kKSeqResidual);
-  }
-
- private:
-  // Where P is Q, or nearly one token, their overlap is 1 less what rounding takes, and the K-th
-  // root of that would be missing from the acceptance. The text errs by less than this.
-  static constexpr double kRounding = 0x1p-22;
-
-  // Narrows (low, rho], whose upper end is always large enough. Returns whether it is narrow
-  // enough, and else asks for the overlaps at four more factors: two around the root of the secant,
-  // and one between these and each end. For the first thread, which alone knows the interval.
-  __device__ bool narrow(int passes) {
-    const auto k = static_cast<double>(t_.children);
-#pragma unroll 1
-    for (int i = 0; i < kFactorsAtOnce; ++i) {
-      const double rho = t_.factors[i], beta = t_.overlaps[i];
-      const double gap = rho * beta - any_sibling_accepted(beta, t_.children);
-      if (gap >= -kRounding || rho >= k) {
-        t_.rho = rho;
-        t_.rho_gap = gap;
-        t_.beta = beta;
-        break;
-      }
-      t_.low = rho;
-      t_.low_gap = gap;
-    }
-    const double width = t_.rho - t_.low;
-    if (t_.rho == 1 || width <= 5e-7 || passes == 40) return true;
-    const double slope = t_.rho_gap - t_.low_gap;
-    const double root = t_.low + (slope > 0 ? width * -t_.low_gap / slope : width / 2);
-    const double near = fmax(width * fmin(0.03125, width), 1e-7);
-    const double a = fmax(root - near, t_.low), b = fmin(root + near, t_.rho);
-    set_factors((t_.low + a) / 2, a, b, (b + t_.rho) / 2);
-    return false;
-  }
-
-  __device__ void set_factors(double a, double b, double c, double d) const {
-    t_.factors[0] = a;
-    t_.factors[1] = b;
-    t_.factors[2] = c;
-    t_.factors[3] = d;
   }
 };
 

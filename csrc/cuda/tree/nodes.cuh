@@ -25,9 +25,9 @@ inline __device__ bool same_draft_row(const TreeParams& p, int64_t b, int64_t n,
 // text, so the children of all of them are tried. For the whole block.
 class NodeSets {
  public:
-  __device__ NodeSets(ThreadBlock& block, const TreeParams& p, const SequenceState& s,
+  __device__ NodeSets(BlockShared& shared, const TreeParams& p, const SequenceState& s,
                       int64_t nodes, uint32_t* sets, int64_t words)
-      : block_(block), p_(p), s_(s), nodes_(nodes), sets_(sets), words_(words) {}
+      : shared_(shared), p_(p), s_(s), nodes_(nodes), sets_(sets), words_(words) {}
 
   // Finds the children of the path after the token x of a child was accepted, or if `root` those of
   // the root. Returns how many they are.
@@ -58,11 +58,11 @@ class NodeSets {
   __device__ bool is_distinct(int64_t n) const { return has(distinct(), n); }
 
  private:
-  __device__ uint32_t* path_nodes() const { return sets_; }  // whose path spells what was accepted
-  __device__ uint32_t* children() const { return sets_ + words_; }  // of all path nodes
-  __device__ uint32_t* distinct() const {
-    return sets_ + 2 * words_;
-  }  // that repeat no earlier one
+  // Nodes whose path spells what was accepted, the children of all of them, and those children that
+  // repeat no earlier one.
+  __device__ uint32_t* path_nodes() const { return sets_; }
+  __device__ uint32_t* children() const { return sets_ + words_; }
+  __device__ uint32_t* distinct() const { return sets_ + 2 * words_; }
 
   __device__ int64_t token(int64_t n) const { return p_.drafted(s_.b, n); }
 
@@ -73,6 +73,8 @@ class NodeSets {
   // Fills a set with the nodes for which f holds; returns how many these are.
   template <class F>
   __device__ int64_t fill(const F& f, uint32_t* set) {
+    __syncthreads();
+    ThreadBlock block(shared_);
     int64_t found = 0;
     for (int64_t first = int64_t{warp_id()} * kLanes; first < nodes_; first += kThreads) {
       const int64_t n = first + lane_id();
@@ -81,7 +83,7 @@ class NodeSets {
       if (lane_id() == 0) set[first / kLanes] = word;
       found += in;
     }
-    return block_.sum(found);  // which is also a barrier
+    return block.sum(found);  // which is also a barrier
   }
 
   // Whether an earlier child has the token of n. Without replacement only children drawn from one
@@ -100,7 +102,7 @@ class NodeSets {
     return false;
   }
 
-  ThreadBlock& block_;
+  BlockShared& shared_;
   const TreeParams& p_;
   const SequenceState& s_;
   const int64_t nodes_;

@@ -75,15 +75,21 @@ class ResidualScan {
     // Rule traversal needs what the draft exceeds the residual by, also off the survivors.
     if (t_.target.listed >= 0 && job_.p.rule != TreeRule::kTraversal) return run_listed(u);
     int64_t first = warp_id(), step = kWarps, end = t_.row.warp_tiles(), units = 0;
+    if (use_ == ScanUse::kDraw) {
+      const Choice choice = choose_stored(block_, stats_of(TreeJob::kPositive), end, u);
+      first = choice.warp_tile;
+      units = choice.rest;
+    } else if (use_ == ScanUse::kRead) {
+      first = t_.x / kWarpTile;
+    }
     if (use_ != ScanUse::kSum) {
-      first = use_ == ScanUse::kDraw ? choose(u, units) : t_.x / kWarpTile;
       step = 1;
       end = first + 1;
     }
     pass(first, step, end, units);
     if (use_ == ScanUse::kSum) sum_columns_beyond();
     __syncthreads();
-    if (use_ == ScanUse::kSum) add_up(true);
+    if (use_ == ScanUse::kSum) add_up(true, true);
     __syncthreads();
     return first * kWarpTile + picked_;
   }
@@ -118,7 +124,7 @@ class ResidualScan {
       sum_columns_beyond();
       __syncthreads();
     }
-    add_up(false);
+    add_up(false, reads);
     __syncthreads();
     if (thread_id() == 0) {
       const int exponent = static_cast<int>(bits_as<uint32_t>(scale) >> 23) - 127;
@@ -190,15 +196,6 @@ class ResidualScan {
 
   __device__ bool excludes() const {
     return kind_ == ScanKind::kExcluding || kind_ == ScanKind::kRemainingMass;
-  }
-
-  __device__ int64_t choose(double u, int64_t& units) {
-    const TileStats tile_stats = stats_of(TreeJob::kPositive);
-    const int64_t tiles = t_.row.warp_tiles();
-    const TileRun run(tile_stats, tiles);
-    const float max = run.largest(block_, tile_stats);
-    const WarpTileMasses masses(block_, tile_stats, tiles, run, max, 1.0f, true);
-    return masses.choose(block_, u, units);
   }
 
   __device__ TileStats stats_of(int which) const { return job_.sum(q_.b, which); }
@@ -381,8 +378,8 @@ class ResidualScan {
     return same_draft_row(job_.p, q_.b, excluded_[k].node, t_.last_draft);
   }
 
-  // `whole`: rows were read whole, not at survivors.
-  __device__ void add_up(bool whole) {
+  // `whole`: rows were read whole, not at survivors. `reads`: at least the last draft was.
+  __device__ void add_up(bool whole, bool reads) {
     const int64_t warp_tiles = t_.row.warp_tiles();
     if (kind_ == ScanKind::kOverlaps && whole) {
 #pragma unroll 1
@@ -396,7 +393,6 @@ class ResidualScan {
     }
     const DraftDistribution* const last =
         t_.last_draft >= 0 ? &records_[t_.last_draft].draft : nullptr;
-    const bool reads = whole || excludes() || (!last->lists_tokens() && !last->row_checked);
     const int64_t size = last != nullptr && reads ? columns_beyond(*last, t_.row.vocab) : 0;
     double positive = 0, second = 0, mass_beyond = 0;
 #pragma unroll 1

@@ -89,11 +89,15 @@ __forceinline__ __device__ void open_unit(const TreeJob& job, TreeRowsShared& s)
   s.task.list = job.list(q.b, node);
 }
 
-// Whether the node has children, for one warp or more.
-inline __device__ bool has_children(const TreeParams& p, const TreeSequence& s, int64_t node) {
+// Whether children may be tried on the row after a node: its own, or those of another node with its
+// token, because nodes with equal paths continue one text. For the whole block.
+inline __device__ bool may_try_children(const TreeParams& p, const TreeSequence& s, int64_t node) {
   bool found = false;
-  for (int64_t n = node + 1 + thread_id(); n < s.nodes; n += kThreads) {
-    found |= is_child(p, s.b, n, node);
+  for (int64_t n = thread_id(); n < s.nodes && !found; n += kThreads) {
+    const int64_t parent = p.parent(s.b, n);
+    if (!is_child(p, s.b, n, parent)) continue;
+    found = parent == node ||
+            (node >= 0 && parent >= 0 && p.drafted(s.b, parent) == p.drafted(s.b, node));
   }
   return __syncthreads_or(found) != 0;
 }
@@ -113,16 +117,16 @@ __global__ void __launch_bounds__(kThreads, kTreeRowsBlocks)
   open_unit(job, s);
   __syncthreads();
   if (!s.exists) return;
-  fill_tile_stats<AnyRead>(s.task);
+  fill_tile_stats(s.task);
   if (!arrive(s.arrival, job.tickets + s.slot, job.splits, false).last) return;
   RowSummary& out = s.summary;
   summarise(block, s.task, &shared_memory<FilteredTreeRowsShared>()->candidates, out);
   __syncthreads();
   const TreeSequence& q = s.sequence;
   if (job.p.rule == TreeRule::kTypical && !q.greedy && !s.is_draft && out.stats.valid &&
-      has_children(job.p, q, s.node)) {
+      may_try_children(job.p, q, s.node)) {
     const double found = entropy(block, s.task, out.stats);
-    if (thread_id() == 0) out.found = found;
+    if (thread_id() == 0) out.asked = found;
   }
   if (thread_id() == 0) job.summaries[s.slot] = out;
 }

@@ -66,7 +66,7 @@ class Traversal : TreeVerifier {
     for (; n < q_.nodes && first == kNoChild; n += kThreads) {
       if (is_child(p_, q_.b, n, node)) first = static_cast<uint64_t>(n);
     }
-    first = block_.min(first);
+    first = block().min(first);
     return first == kNoChild ? kNone : static_cast<int64_t>(first);
   }
 
@@ -138,7 +138,8 @@ class Traversal : TreeVerifier {
     if (summed) {
       sum_residual(ScanKind::kResidual);
     } else {
-      sum_residual_of_few(block_, t_.draft, t_.row, t_.target.stats, t_.target_scale,
+      ThreadBlock block = this->block();
+      sum_residual_of_few(block, t_.draft, t_.row, t_.target.stats, t_.target_scale,
                           t_.positive_sum, t_.second_sum);
       one([&] { t_.drafts_valid = true; });
     }

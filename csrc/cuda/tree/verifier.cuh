@@ -47,8 +47,8 @@ inline SPECDEC_NOINLINE __device__ int64_t draw_target(const TreeJob& job) {
 
 class TreeVerifier {
  public:
-  __device__ TreeVerifier(ThreadBlock& block, const TreeJob& job, TreeShared& shared)
-      : block_(block), job_(job), p_(job.p), s_(shared), q_(shared.sequence), t_(shared.step) {}
+  __device__ TreeVerifier(const TreeJob& job, TreeShared& shared)
+      : job_(job), p_(job.p), s_(shared), q_(shared.sequence), t_(shared.step) {}
 
  protected:
   // What f returns to the first thread, for all. What it writes is visible to all.
@@ -57,7 +57,7 @@ class TreeVerifier {
     using T = decltype(f());
     static_assert(sizeof(T) <= sizeof(int64_t), "fits");
     __syncthreads();
-    auto* const place = reinterpret_cast<T*>(&block_.broadcast()[0]);
+    auto* const place = reinterpret_cast<T*>(s_.broadcast);
     if (thread_id() == 0) *place = f();
     __syncthreads();
     const T value = *place;
@@ -69,6 +69,12 @@ class TreeVerifier {
     __syncthreads();
     if (thread_id() == 0) f();
     __syncthreads();
+  }
+
+  // For one fold or more: made anew behind a barrier, it needs no register in between.
+  __device__ ThreadBlock block() const {
+    __syncthreads();
+    return ThreadBlock(s_);
   }
 
   __device__ NodeRecord* records() const { return job_.records_of(q_.b); }
@@ -153,7 +159,6 @@ class TreeVerifier {
     if (thread_id() == 0) write(t_.depth, kNone, token, target_logprob(token));
   }
 
-  ThreadBlock& block_;
   const TreeJob& job_;
   const TreeParams& p_;
   TreeShared& s_;

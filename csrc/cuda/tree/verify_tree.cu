@@ -1,6 +1,7 @@
 // The op verify_tree on CUDA devices, in two launches:
 //   rows    (rows.cuh)                   measures rows
-//   decide  (decide.cuh, traversal.cuh)  a block for each sequence goes through its tree
+//   decide  (decide.cuh, traversal.cuh)  a block for each sequence goes through its tree; rule
+//                                        traversal has one more where a temperature may be 0
 #include "cuda/launch.cuh"
 #include "cuda/tree/decide.cuh"
 #include "cuda/tree/rows.cuh"
@@ -32,34 +33,28 @@ __device__ void check_nodes(ThreadBlock& block, const TreeParams& p, TreeSequenc
   if (thread_id() == 0 && faults > 0) s.status |= kDraftOutOfRange;
 }
 
-// Called and not inlined: together they need more registers.
-template <class Verifier>
-SPECDEC_NOINLINE __device__ void run(const TreeJob& job) {
-  __syncthreads();
-  auto& s = *shared_memory<TreeShared>();
-  ThreadBlock block(s);
-  Verifier(block, job, s).run();
-}
-
 constexpr int kTreeBlocks = 2;  // that run at once on a multiprocessor
 
+// A kernel for each way through a tree, because together they would need more registers. At
+// temperature 0 rule traversal decides as rule greedy does.
+template <class Verifier>
 __global__ void __launch_bounds__(kThreads, kTreeBlocks)
     tree_kernel(const __grid_constant__ TreeJob job) {
   auto& s = *shared_memory<TreeShared>();
-  ThreadBlock block(s);
   const TreeParams& p = job.p;
   const int64_t b = blockIdx.x;
-  clear_outputs(p, b);
+  TreeSequence& q = s.sequence;
   if (thread_id() == 0) {
-    open(p, b, s.sequence);
+    open(p, b, q);
     s.accepted = 0;
   }
   __syncthreads();
-  TreeSequence& q = s.sequence;
+  const bool traverses = p.rule == TreeRule::kTraversal && !q.greedy;
+  if (traverses != std::is_same_v<Verifier, Traversal>) return;
+  clear_outputs(p, b);
+  ThreadBlock block(s);
   check_nodes(block, p, q);
-  if (!q.nothing_to_verify && q.max_tokens > 0) {
-    p.rule == TreeRule::kTraversal && !q.greedy ? run<Traversal>(job) : run<TopDown>(job);
-  }
+  if (!q.nothing_to_verify && q.max_tokens > 0) Verifier(job, s).run();
   if (thread_id() != 0) return;
   p.num_accepted[b] = s.accepted;
   p.status[b] = q.status;
@@ -120,8 +115,12 @@ int verify_tree(const TreeParams& p, void* workspace, void* stream) {
       launch_blocks(tree_rows_kernel, job, units * job.splits,
                     filters(p) ? sizeof(FilteredTreeRowsShared) : sizeof(TreeRowsShared), stream);
   if (status != cudaSuccess) return status;
-  return launch_blocks(tree_kernel, job, p.batch,
-                       filters(p) ? sizeof(FilteredTreeShared) : sizeof(TreeShared), stream);
+  const size_t shared = filters(p) ? sizeof(FilteredTreeShared) : sizeof(TreeShared);
+  const bool traversal = p.rule == TreeRule::kTraversal;
+  if (traversal) status = launch_blocks(tree_kernel<Traversal>, job, p.batch, shared, stream);
+  const bool may_be_greedy = p.sampling.temperatures != nullptr || p.sampling.temperature == 0;
+  if (status != cudaSuccess || (traversal && !may_be_greedy)) return status;
+  return launch_blocks(tree_kernel<TopDown>, job, p.batch, shared, stream);
 }
 
 }  // namespace specdec::cuda
