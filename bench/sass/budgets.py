@@ -111,9 +111,9 @@ LOOPS = (
 )
 KERNELS = (
     KernelBudget(ROWS, 64, 4, 203.6),
-    KernelBudget(DECIDE, 80, 3, 208.8),
+    KernelBudget(DECIDE, 80, 3, 208.9),
     KernelBudget(BLOCK, 80, 3, 138.3),
-    KernelBudget(TREE_ROWS, 64, 4, 177.6),
-    KernelBudget(TREE, 128, 2, 429.8),
-    KernelBudget(SAMPLE, 64, 4, 176.8),
+    KernelBudget(TREE_ROWS, 64, 4, 174.6),
+    KernelBudget(TREE, 128, 2, 390),
+    KernelBudget(SAMPLE, 64, 4, 169),
 )
