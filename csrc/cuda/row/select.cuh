@@ -179,7 +179,7 @@ class Selection {
         low = floor(highest);
       } else if (by_mass) {
         if (!(params_.top_p < 1)) continue;
-        need = 0;  // a share of what is left
+        need = 0;  // the share top_p of the entries from `low` on
         if (!top_k) {
           low = cut();
           need = static_cast<int64_t>(ceil(params_.top_p * row_mass()));

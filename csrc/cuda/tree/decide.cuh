@@ -101,7 +101,7 @@ class TopDown : KSeq {
   }
 
   // Rules multi_draft and multi_draft_wor: the children are tried one after the other, each against
-  // what the ones before it have left.
+  // the residual after those before it.
   __device__ int64_t try_in_order() {
     const bool without_replacement = p_.rule == TreeRule::kMultiDraftWor;
     const ScanKind kind = without_replacement ? ScanKind::kExcluding : ScanKind::kResidual;
@@ -150,14 +150,14 @@ class TopDown : KSeq {
     return ends_with(t_.first_draft < 0 ? draw_target() : draw_residual(kind));
   }
 
-  // The test of the child against what is left of P.
+  // The test of the child against the residual, or against P before any rejection.
   __device__ bool accepts(int64_t trial, double remaining, ScanKind kind) {
     if (t_.first_draft < 0) return test(trial, 1);
-    const float left = t_.x < p_.vocab ? residual_at_child(kind) : 0.0f;
+    const float residual = t_.x < p_.vocab ? residual_at_child(kind) : 0.0f;
     return by_one([&] {
       const double q_x = t_.residual_mass * t_.draft.q_x / remaining;
       const Acceptance a =
-          accept_ratio(accept_uniform(p_, q_, t_.child, t_.depth, trial), left, q_x);
+          accept_ratio(accept_uniform(p_, q_, t_.child, t_.depth, trial), residual, q_x);
       record_accept_prob(t_.child, a.probability);
       return a.accepted;
     });

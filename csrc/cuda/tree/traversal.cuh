@@ -100,9 +100,9 @@ class Traversal : TreeVerifier {
     if (fault != 0) return -1;
     const bool inside = t_.x < p_.vocab;
     if (t_.first_draft >= 0 && inside) {
-      const double left = residual_at_child(ScanKind::kResidual);
+      const double residual = residual_at_child(ScanKind::kResidual);
       return by_one([&] {
-        return next_p_scale(1.0, probability_ratio(left / t_.residual_mass, t_.draft.q_x));
+        return next_p_scale(1.0, probability_ratio(residual / t_.residual_mass, t_.draft.q_x));
       });
     }
     return by_one([&] {
