@@ -4,26 +4,23 @@
 
 namespace specdec {
 
-bool ChainArguments::ragged_draft() const {
-  return draft_arguments.rows && target_indptr && draft_arguments.rows->dim() == 2;
-}
-
 void ChainArguments::check() const {
   const Names names = {"draft_token_ids", "gamma", "R"};
   checked_kind();
   checked_rule();
   check_drafted(names);
   check_target(names);
-  check_draft();
+  check_draft(names);
   check_draws("[B, gamma+1]", size() + 1, checked_rule() == Rule::kMatch);
   check_rule();
   check_limits();
 }
 
-void ChainArguments::check_draft() const {
+void ChainArguments::check_draft(const Names& names) const {
+  if (draft_rows) return check_chosen_draft(names);
   const int64_t b = batch();
   const DraftSizes each = {{"B", b}, {"gamma", size()}};
-  if (!ragged_draft()) return draft_arguments.check(target, b, each, each);
+  if (!target_indptr || !flat_draft()) return draft_arguments.check(target, b, each, each);
   const int64_t n = target.size(0) - b;
   SPECDEC_CHECK(n >= 0, "target must be [R, V] with R >= B = ", b, " when draft is [R-B, ",
                 draft_arguments.ids ? "K" : "D", "], got ", shape_of(target));
@@ -48,7 +45,7 @@ ChainOutputs ChainArguments::new_outputs() const {
 ChainParams ChainArguments::params(const ChainOutputs& out) {
   const auto& [tokens, num_accepted, status, logprobs, accept_probs] = out;
   ChainParams p = of_rules;
-  fill(p, ragged_draft());
+  fill(p);
   fill_outputs(p, tokens, num_accepted, status, logprobs, accept_probs);
   p.rule = checked_rule();
   p.gamma = size();

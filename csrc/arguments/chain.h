@@ -42,8 +42,7 @@ struct ChainArguments : VerifyArguments {
                            [](float x) { return x >= 0; }, Rule::kTopBeta, "top_beta"}));
 
   Rule checked_rule() const { return enum_of("rule", rule, kLastRule); }
-  bool ragged_draft() const;
-  void check_draft() const;
+  void check_draft(const Names& names) const;
   void check_rule() const;
 };
 

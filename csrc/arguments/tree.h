@@ -11,7 +11,6 @@ using TreeOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 struct TreeArguments : VerifyArguments {
   Tensor parents;
-  std::optional<Tensor> draft_rows;
   int64_t max_depth;
   TreeParams of_rules;  // its fields of `kParameters`
 
@@ -19,9 +18,8 @@ struct TreeArguments : VerifyArguments {
     return std::tuple_cat(
         std::make_tuple(argument("target", target), argument("tree_tokens", drafted),
                         argument("parents", parents)),
-        draft_arguments.arguments(), std::make_tuple(argument("draft_rows", draft_rows)),
-        arguments_of_both(), rule_arguments(of_rules, kParameters), limits(),
-        std::make_tuple(argument("max_depth", max_depth, "SymInt")), wanted_outputs());
+        draft_arguments.arguments(), arguments_of_both(), rule_arguments(of_rules, kParameters),
+        limits(), std::make_tuple(argument("max_depth", max_depth, "SymInt")), wanted_outputs());
   }
   // Throws a message that names the argument, the rule and the value.
   void check() const;
@@ -34,9 +32,8 @@ struct TreeArguments : VerifyArguments {
  private:
   static constexpr auto kParameters = typical_parameters<TreeParams, TreeRule>();
   TreeRule checked_rule() const { return enum_of("rule", rule, TreeRule::kTypical); }
-  bool flat_draft() const { return draft_arguments.rows && draft_arguments.rows->dim() == 2; }
   void check_parents() const;
-  void check_draft() const;
+  void check_draft(const Names& names) const;
 };
 
 }  // namespace specdec

@@ -25,6 +25,21 @@ void VerifyArguments::check_target(const Names& names) const {
   check_same_device(names.drafted, drafted, target, "target");
 }
 
+void VerifyArguments::check_chosen_draft(const Names& names) const {
+  const int64_t b = batch(), n = size();
+  SPECDEC_CHECK(draft_rows->dim() == 2 && draft_rows->size(0) == b && draft_rows->size(1) == n,
+                "draft_rows must be [B, ", names.size, "] = [", b, ", ", n, "], got ",
+                shape_of(*draft_rows));
+  check_ids("draft_rows", *draft_rows);
+  check_same_device("draft_rows", *draft_rows, target, "target");
+  const int64_t m =
+      draft_arguments.rows && draft_arguments.rows->dim() >= 2 && draft_arguments.rows->dim() <= 3
+          ? draft_arguments.rows->size(draft_arguments.rows->dim() - 2)
+          : kAnySize;
+  if (flat_draft()) return draft_arguments.check(target, b, {{"M", kAnySize}}, {{"M", m}});
+  draft_arguments.check(target, b, {{"B", b}, {"M", kAnySize}}, {{"B", b}, {"M", m}});
+}
+
 void VerifyArguments::check_draws(const char* uniforms_shape, int64_t columns,
                                   bool rule_is_match) const {
   const int64_t b = batch();
@@ -61,7 +76,7 @@ Tensor VerifyArguments::new_floats(bool wanted, int64_t columns) const {
                 : new_empty(drafted, {0, 0}, ScalarType::Float);
 }
 
-void VerifyArguments::fill(VerifyParams& p, bool flat_draft) {
+void VerifyArguments::fill(VerifyParams& p) {
   p.kind = checked_kind();
   p.batch = batch();
   p.vocab = target.size(target.dim() - 1);
@@ -69,7 +84,8 @@ void VerifyArguments::fill(VerifyParams& p, bool flat_draft) {
   p.target_indptr = integers(target_indptr);
   p.target = {target.const_data_ptr(), row_dtype(target), target_indptr ? 0 : target.stride(0),
               target.stride(target_indptr ? 0 : 1)};
-  p.draft = draft_arguments.params(p.kind, flat_draft);
+  p.draft = draft_arguments.params(p.kind, flat_draft());
+  p.draft_rows = integers(draft_rows);
   p.draft_token_ids = drafted.const_data_ptr();
   p.stride_token_sequence = drafted.stride(0);
   p.stride_token = drafted.stride(1);

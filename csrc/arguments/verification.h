@@ -62,7 +62,7 @@ struct VerifyArguments {
   int64_t kind, rule;  // the numbers of Kind, and of Rule or TreeRule
   SamplingArguments sampling;
   Tensor seeds, positions;
-  std::optional<Tensor> target_indptr, uniforms;
+  std::optional<Tensor> draft_rows, target_indptr, uniforms;
   std::optional<Tensor> eos_token_ids, max_new_tokens;
   bool with_logprobs, with_accept_probs;
 
@@ -76,7 +76,9 @@ struct VerifyArguments {
   // Arguments that follow each other in both schemas.
   auto arguments_of_both() {
     return std::tuple_cat(
-        std::make_tuple(argument("kind", kind), argument("rule", rule)), sampling.arguments(),
+        std::make_tuple(argument("draft_rows", draft_rows), argument("kind", kind),
+                        argument("rule", rule)),
+        sampling.arguments(),
         std::make_tuple(argument("seeds", seeds), argument("positions", positions),
                         argument("target_indptr", target_indptr), argument("uniforms", uniforms)));
   }
@@ -92,16 +94,19 @@ struct VerifyArguments {
   Kind checked_kind() const { return enum_of("kind", kind, Kind::kProbs); }
   int64_t batch() const { return drafted.size(0); }
   int64_t size() const { return drafted.size(1); }
+  bool flat_draft() const { return draft_arguments.rows && draft_arguments.rows->dim() == 2; }
   // Each throws on the first fault.
   void check_drafted(const Names& names) const;
   void check_target(const Names& names) const;
+  // Of a draft from which `draft_rows` chooses.
+  void check_chosen_draft(const Names& names) const;
   void check_draws(const char* uniforms_shape, int64_t columns, bool rule_is_match) const;
   void check_limits() const;
   Tensor new_output(int64_t columns, ScalarType dtype) const;
   Tensor new_counts() const;
   Tensor new_floats(bool wanted, int64_t columns) const;
   // Fills in pointers into these arguments, which become contiguous where kernels need it.
-  void fill(VerifyParams& p, bool flat_draft);
+  void fill(VerifyParams& p);
   void fill_outputs(VerifyParams& p, const Tensor& tokens, const Tensor& num_accepted,
                     const Tensor& status, const Tensor& logprobs, const Tensor& accept_probs) const;
 };

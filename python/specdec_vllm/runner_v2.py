@@ -15,7 +15,7 @@ from specdec_vllm import vllm_interface
 from specdec_vllm.parameters import Parameters, min_p_first
 from specdec_vllm.proposer import check_drafter_is_used, warn_of_other_texts
 from specdec_vllm.settings import Settings
-from specdec_vllm.tensors import as_wide_as, dense_drafts, rows_at, scaled_logits
+from specdec_vllm.tensors import as_wide_as, dense_drafts, scaled_logits, stored_rows
 from specdec_vllm.verification import acceptance_of, rule_of, sample_rows, verify
 from specdec_vllm.vllm_interface import REJECTION_V2, SAMPLER_V2, Make
 
@@ -67,10 +67,10 @@ def _verify(original: Any, settings: Settings) -> Any:
         ids = dense_drafts(
             verified, indptr[:-1] + 1, torch.diff(indptr) - 1, self.num_speculative_steps
         )
-        draft = None if draft_logits is None else rows_at(draft_logits, index, index_np)
+        draft, draft_rows = stored_rows(draft_logits, index, rows)
         tokens = verify(
             rows, ids, draft, indptr.int(), parameters,
-            acceptance_of(settings, self.specdec_rule, None),
+            acceptance_of(settings, self.specdec_rule, None), draft_rows,
         )  # fmt: skip
         return rows, tokens.long(), (tokens >= 0).sum(-1, dtype=torch.int32)
 

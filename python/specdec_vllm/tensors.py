@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec_kernels import SampledDraft
@@ -27,19 +25,24 @@ def dense_drafts(drafts: Tensor, starts: Tensor, lengths: Tensor, gamma: int) ->
     return torch.where(columns < lengths[:, None], drafts[index], -1)
 
 
-def rows_at(states: Tensor, index: Tensor, index_np: NDArray[np.integer]) -> Tensor:
-    """`states[index]`; no copy where the indices ascend evenly, as those of one request do.
+def stored_rows(
+    states: Tensor | None, index: Tensor, target: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The arguments `draft` and `draft_rows` of `verify_chain` for rows in a store of requests.
+
+    Where the target needs them wider, the rows of the batch are copied, not those of the store.
 
     Args:
-        states: [S, ...].
-        index: [B], on the device.
-        index_np: the same on the host.
+        states: [S, gamma, D] logits; None if there are none.
+        index: [B], the place of each request in the store.
+        target: logits of the target.
     """
-    steps = np.diff(index_np)
-    step = int(steps[0]) if len(steps) else 1
-    if not len(index_np) or index_np[0] < 0 or step < 1 or (steps != step).any():
-        return states[index]
-    return states[int(index_np[0]) : int(index_np[-1]) + 1 : step]
+    if states is None:
+        return None, None
+    if as_wide_as(states[:0], target).dtype != states.dtype:
+        return as_wide_as(states[index], target), None
+    gamma = states.shape[1]
+    return states.flatten(0, 1), index[:, None] * gamma + torch.arange(gamma, device=index.device)
 
 
 def as_wide_as(rows: Tensor, target: Tensor) -> Tensor:

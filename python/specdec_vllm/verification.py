@@ -56,6 +56,7 @@ def verify(
     indptr: Tensor,
     parameters: Parameters,
     acceptance: Acceptance,
+    draft_rows: Tensor | None = None,
 ) -> Tensor:
     """The emitted tokens [B, gamma+1] of each sequence, at least one of each, then -1.
 
@@ -67,6 +68,7 @@ def verify(
         indptr: [B+1] int32.
         parameters: of each sequence.
         acceptance: the rule.
+        draft_rows: as in `verify_chain`.
     """
     rates = acceptance.synthetic_rates
     verdict = verify_chain(
@@ -76,6 +78,7 @@ def verify(
         rule=acceptance.rule,
         **parameters._asdict(),
         target_indptr=indptr,
+        draft_rows=draft_rows,
         typical_epsilon=acceptance.typical_epsilon,
         typical_delta=acceptance.typical_delta,
         synthetic_rates=None if rates is None else rates[: draft_token_ids.shape[1]],

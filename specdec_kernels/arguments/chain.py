@@ -22,7 +22,7 @@ class ChainArguments(VerifyArguments, ChainParameters):
     @property
     def ragged_draft(self) -> bool:
         """Whether the draft rows are [R-B, D], packed as the target's rows are."""
-        return self.draft is not None and self.target_indptr is not None and self.draft.dim() == 2
+        return self.flat_draft and self.draft_rows is None
 
     def new_outputs(self) -> Outputs:
         """Uninitialised outputs, in the order of the schema."""

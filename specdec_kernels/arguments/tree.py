@@ -31,13 +31,7 @@ class TreeArguments(VerifyArguments):
 
     tree_tokens: Tensor
     parents: Tensor
-    draft_rows: Tensor | None
     max_depth: int
-
-    @property
-    def flat_draft(self) -> bool:
-        """Whether the draft rows are [M, D], shared by all sequences of the batch."""
-        return self.draft is not None and self.draft.dim() == 2
 
     def new_outputs(self) -> TreeOutputs:
         """Uninitialised outputs."""

@@ -25,6 +25,7 @@ class VerifyArguments(SamplingArguments, TypicalParameters):
     draft_threshold: Tensor | None
     draft_temperatures: Tensor | None
     draft_temperature: float
+    draft_rows: Tensor | None
     kind: int
     rule: int
     seeds: Tensor
@@ -48,6 +49,11 @@ class VerifyArguments(SamplingArguments, TypicalParameters):
     def reads_draft(self) -> bool:
         """Whether the rule compares P with Q."""
         return self.rule_name in self.rules_reading_draft
+
+    @property
+    def flat_draft(self) -> bool:
+        """Whether all sequences of the batch share one list of draft rows, [M, D]."""
+        return self.draft is not None and self.draft.dim() == 2
 
     @property
     def id_limit(self) -> int:

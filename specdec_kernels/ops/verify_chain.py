@@ -75,6 +75,7 @@ def verify_chain(
     target_indptr: Tensor | None = None,
     uniforms: Tensor | None = None,
     draft_map: DraftMap | None = None,
+    draft_rows: Tensor | None = None,
     lenience: float = 1.0,
     typical_epsilon: float = 0.09,
     typical_delta: float = 0.3,
@@ -105,7 +106,9 @@ def verify_chain(
             probabilities are taken as they are. D may differ from V, see `DraftMap`.
 
             With a ragged target the rows may be [R-B, D]: row target_indptr[b]-b+i belongs to draft
-            i. Then every sequence must have at least one target row.
+            i. Then every sequence must have at least one target row. With `draft_rows` the rows are
+            [B, M, D] or [M, D], and so are the ids of a `SparseDraft`; the statistics of a
+            `SampledDraft` are [B, M] or [M].
 
             A draft with Q = 0 < P is always accepted, as the rules demand. So a drafter that passes
             the wrong rows shows as `accept_probs` of 1.
@@ -136,6 +139,9 @@ def verify_chain(
             read, the sequence emits nothing: `Status.BAD_PARAMETER`.
         draft_map: for draft rows over a smaller vocabulary of the draft model. The drafted ids are
             still the target's.
+        draft_rows: [B, gamma] int32 or int64, the row of `draft` that draft i was sampled from, for
+            rows that lie in a store of more requests than the batch has: nothing is copied. None
+            means row i. A drafted token whose row does not exist is `Status.DRAFT_INVALID`.
         lenience: in (0, 1], for rule lenient, which with 1 equals token. At temperature 0 that rule
             accepts drafts whose probability at temperature 1 is at least lenience times the
             largest.
@@ -177,6 +183,7 @@ def verify_chain(
             ids,
             map_columns(draft_map),
             *statistics,
+            conversion.require_tensor_or_none(draft_rows, "draft_rows"),
             number_of(kind, "kind", KINDS),
             number_of(rule, "rule", RULES),
             *conversion.sampling(temperature, top_k, top_p, min_p),

@@ -13,7 +13,7 @@ from support.providers import (
     verify,
 )
 
-from specdec_kernels import reference
+from specdec_kernels import Status, reference
 
 
 @pytest.mark.covering(emulated=1)
@@ -185,6 +185,42 @@ def test_ragged_equals_padded(name, rule):
     for given in (q_rows, q):
         got = verify(op, rows, drafts, given, rule=rule, positions=100, target_indptr=target_indptr)
         assert_outputs_equal("verify_chain", got, padded)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("draft", ["full", "sampled", "sparse"])
+@pytest.mark.parametrize("name", ALL_PROVIDERS)
+def test_chosen_draft_rows_equal_copied_ones(name, draft, flat):
+    """The store has rows of other requests, one of which two drafts share."""
+    target, drafts, q, ids, _, logsumexp, threshold, temperatures, *_ = proofs.chain_case(
+        3, 2, 67, draft=draft
+    ).args()
+    op = provider("verify_chain", name)
+    index = torch.tensor([[5, 1], [3, 3], [0, 4]] if flat else [[1, 0], [1, 1], [0, 1]])
+    every = torch.arange(3)[:, None]
+
+    def chosen(x):
+        return x if x is None else x.flatten(0, 1)[index] if flat else x[every, index]
+
+    def sampled(pick):
+        both = pick(logsumexp), pick(threshold)
+        return None if logsumexp is None else (*both, temperatures)
+
+    want = verify(op, target, drafts, chosen(q), ids=chosen(ids), sampled=sampled(chosen))
+
+    def stored(x):
+        return x.flatten(0, 1) if flat and x is not None else x
+
+    given = dict(ids=stored(ids), sampled=sampled(stored), draft_rows=index.to(torch.int32))
+    got = verify(op, target, drafts, stored(q), **given)
+    assert_outputs_equal("verify_chain", got, want)
+    for wrong in (-1, len(stored(q)) if flat else 2, -(2**62), 2**62):
+        given["draft_rows"] = index.clone()
+        given["draft_rows"][1, 0] = wrong
+        got = verify(op, target, drafts, stored(q), **given)
+        assert got[2].tolist() == [0, Status.DRAFT_INVALID, 0]
+        assert got[1][1] == 0
+        assert torch.equal(got[0][::2], want[0][::2])
 
 
 @pytest.mark.parametrize("name", ALL_PROVIDERS)

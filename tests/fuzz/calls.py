@@ -127,6 +127,13 @@ def offsets(r, b, most):
     return (ids(r, -1, n + 2, (b + 1,), at.dtype) if r.happens(0.1) else at), n
 
 
+def chosen_rows(r, b, n):
+    """`draft_rows` [B, N], and the leading sizes of the draft that it chooses from."""
+    m = r.choice((1, 2, n + 1))
+    lead = (b, m) if r.happens(0.5) else (m,)
+    return laid_out(r, ids(r, 0, m, (b, n), r.choice(IDS))), lead
+
+
 def verify_chain(r):
     b, gamma, v = size(r, 4), size(r, 5), vocabulary(r)
     kind, rule = r.choice(("logits", "probs")), r.choice(sk.RULES)
@@ -136,8 +143,11 @@ def verify_chain(r):
         target_shape = (n, v)
         if r.happens(0.5):
             lead = (n - b,)
+    if r.happens(0.25):
+        more["draft_rows"], lead = chosen_rows(r, b, gamma)
     q, mapped, limit = draft(r, kind, lead, b, v)
-    if isinstance(q, sk.SampledDraft) and len(lead) == 1:  # statistics are [B, gamma]
+    if isinstance(q, sk.SampledDraft) and len(lead) == 1 and "draft_rows" not in more:
+        # The statistics are [B, gamma].
         q = q._replace(logsumexp=torch.zeros(b, gamma), threshold=torch.full((b, gamma), -9.0))
     tokens = laid_out(r, ids(r, 0 if r.happens(0.7) else -1, limit, (b, gamma), r.choice(IDS)))
     u = None if rule == "match" else uniforms(r, (b, gamma + 1))
@@ -175,9 +185,7 @@ def verify_tree(r):
         more["target_indptr"], count = offsets(r, b, n + 1)
         target_shape = (count, v)
     if r.happens(0.5):
-        m = r.choice((1, 2, n + 1))
-        lead = (b, m) if r.happens(0.5) else (m,)
-        more["draft_rows"] = laid_out(r, ids(r, 0, m, (b, n), r.choice(IDS)))
+        more["draft_rows"], lead = chosen_rows(r, b, n)
     q, mapped, limit = draft(r, kind, lead, b, v)
     if q is None:
         more.pop("draft_rows", None)

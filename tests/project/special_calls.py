@@ -67,6 +67,14 @@ VERIFIERS = [
     (dict(delta=0.0), "typical_delta must be 0.3 unless rule is typical, got 0"),
     (dict(target_indptr=i32(4)),
      "target must be [R, V] when target_indptr is given, got [3, 5, 7]"),
+    (dict(BESIDE, draft=f32(2, 6, 7)), "draft must be [B, M, D] = [3, M, D], got [2, 6, 7]"),
+    (dict(BESIDE, draft=f32(7)), "draft must be [B, M, D] = [3, M, D], got [7]"),
+    (dict(BESIDE, draft=f32(6, 0), ids=i64(6, 0)),
+     "draft probabilities must have K >= 1 entries, got [6, 0]"),
+    (dict(BESIDE, draft=Q, sampled=(f64(3, 4), f32(3, 5), 1.0)),
+     "draft threshold must be [B, M] = [3, 4], got [3, 5]"),
+    (dict(BESIDE, draft=f32(6, 7), sampled=(f64(3, 4), f32(6), 1.0)),
+     "draft logsumexp must be [M] = [6], got [3, 4]"),
 ]  # fmt: skip
 SPECIAL = {
     "sample": [
@@ -101,14 +109,6 @@ SPECIAL = {
         (dict(draft=f32(12, 7)),
          "draft must be [B, N, D] unless draft_rows is given, got two dimensions"),
         (dict(rule="k_seq"), "draft must be given when rule is k_seq, got None"),
-        (dict(BESIDE, draft=f32(2, 6, 7)), "draft must be [B, M, D] = [3, M, D], got [2, 6, 7]"),
-        (dict(BESIDE, draft=f32(7)), "draft must be [B, M, D] = [3, M, D], got [7]"),
-        (dict(BESIDE, draft=f32(6, 0), ids=i64(6, 0)),
-         "draft probabilities must have K >= 1 entries, got [6, 0]"),
-        (dict(BESIDE, draft=Q, sampled=(f64(3, 4), f32(3, 5), 1.0)),
-         "draft threshold must be [B, M] = [3, 4], got [3, 5]"),
-        (dict(BESIDE, draft=f32(6, 7), sampled=(f64(3, 4), f32(6), 1.0)),
-         "draft logsumexp must be [M] = [6], got [3, 4]"),
     ],
     "tree_attention": [
         (dict(slots=2**62), f"slots {less('mask [B, N+1, S]', [3, 5, 2**62])}"),

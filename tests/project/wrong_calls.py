@@ -136,6 +136,7 @@ def verification(n):
         (SPARSE, dict(draft=(f"{n[:-1]}, K] = [3, 4, K]", ROWS),
                       draft_ids=("have the shape of the draft probabilities, [3, 4, 2]", IDS))),
         (dict(draft=Q, columns=i32(7)), dict(draft_columns=("[7]", "int32"))),
+        (dict(draft=Q, draft_rows=i32(3, 4)), dict(draft_rows=(f"{n} = [3, 4]", IDS))),
         (dict(eos_token_ids=i64(2), max_new_tokens=i64(3)),
          dict(eos_token_ids=("[E]", IDS), max_new_tokens=VECTOR)),
     ]  # fmt: skip
@@ -166,7 +167,6 @@ CALLS = {
         ({}, dict(target=("[B, N+1, V] = [3, 5, V]", ROWS), rule=f"in [0, {len(TREE_RULES) - 1}]",
                   tree_tokens=("[B, N]", IDS), parents=("[B, N] = [3, 4]", IDS),
                   max_depth="in [0, N] = [0, 4]")),
-        (dict(draft=Q, draft_rows=i32(3, 4)), dict(draft_rows=("[B, N] = [3, 4]", IDS))),
         (dict(uniforms=f64(3, 9)), dict(uniforms=("[B, 2N+1] = [3, 9]", "float64"))),
     ],
     "kv_append_": [({}, dict(caches=CACHE, entries=CACHE, positions=("[B]", IDS)))],

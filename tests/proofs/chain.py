@@ -42,6 +42,20 @@ class DraftInputs:
     probs: Tensor | None = None  # [B, gamma, D], by column
     column_ids: Tensor | None = None  # the token of each column: [D] or [B, gamma, D]
 
+    def flatten(self, rows: Tensor, m: int) -> Tensor:
+        """Puts the rows [B, M, D] of all sequences into one list; returns `draft_rows`."""
+        for name in ("rows", "ids", "logsumexp", "threshold"):
+            x = getattr(self, name)
+            setattr(self, name, None if x is None else x.flatten(0, 1))
+        return (rows + m * torch.arange(len(rows))[:, None]).to(torch.int32)
+
+    def scatter(self, places: Tensor) -> None:
+        """Moves row i of sequence b to row places[b, i]."""
+        origin, every = places.argsort(-1), torch.arange(len(places))[:, None]
+        for name in ("rows", "ids", "logsumexp", "threshold"):
+            x = getattr(self, name)
+            setattr(self, name, None if x is None else x[every, origin])
+
 
 def chain_case(
     b,
@@ -52,6 +66,7 @@ def chain_case(
     *,
     kind="logits",
     draft="full",
+    rows="each",
     filters="off",
     layout="dense",
     id_dtype=torch.int64,
@@ -66,6 +81,8 @@ def chain_case(
         some places unused), "mapped" (over part of the vocabulary, in an order of its own), "wide"
         and "narrow" (more or fewer columns than the target's). The last three also exist with
         "-sampled".
+    rows: of the draft: "each" (row i is that of draft i), "chosen" (in another order, by
+        `draft_rows`) or "flat" (the same, with the rows of all sequences in one list).
     layout: "dense", "sliced" (views into wider tensors), "ragged", or "ragged-padded" (only the
         target is ragged, the draft is [B, gamma, D]).
     limits: some sequences end by an end-of-sequence token or at `max_new_tokens`.
@@ -91,16 +108,21 @@ def chain_case(
         if kind == "probs":
             target = target.float().softmax(-1).to(dtype)
         noise = [any_seeds(b, g), any_positions(b, g)]
-        target_indptr = None
+        target_indptr = draft_rows = None
+        if rows != "each":
+            draft_rows = torch.rand(b, gamma, generator=g).argsort(-1)
+            made.scatter(draft_rows)
+            draft_rows = made.flatten(draft_rows, gamma) if rows == "flat" else draft_rows
         if layout.startswith("ragged"):
             used, target_indptr = ragged(b, gamma, g)
             target = target[used]
-            if layout == "ragged" and made.rows is not None:
+            if layout == "ragged" and made.rows is not None and rows == "each":
                 made.rows = made.rows[used[:, 1:]]
                 made.ids = None if made.ids is None else made.ids[used[:, 1:]]
         if layout == "sliced":
             target = sliced(target)
             slice_draft(made)
+            draft_rows = None if draft_rows is None else sliced(draft_rows)
             noise = [spaced(x) for x in noise]
         rates = torch.rand(gamma, generator=g) if rule == "synthetic" else None
         lenience = 0.6 if rule == "lenient" else 1.0
@@ -108,14 +130,16 @@ def chain_case(
         ends = ending_limits(made.tokens, gamma + 2, g) if limits else (None, None)
         return (
             *(target, made.tokens, made.rows, made.ids, made.columns),
-            *(made.logsumexp, made.threshold, made.temperatures, 1.0),
+            *(made.logsumexp, made.threshold, made.temperatures, 1.0, draft_rows),
             *(KINDS.index(kind), RULES.index(rule), *params, *noise),
             *(target_indptr, None, lenience, 0.09, 0.3, *top, rates, *ends, not bare, not bare),
         )
 
     sizes = [f"B{b}", f"g{gamma}", f"V{v}", SHORT[dtype], rule]
     i32 = id_dtype == torch.int32
-    words = verify_id(sizes, [kind, draft, filters, layout], i32=i32, limits=limits, bare=bare)
+    words = verify_id(
+        sizes, [kind, draft, rows, filters, layout], i32=i32, limits=limits, bare=bare
+    )
     return Case("verify_chain", words, build, b * (gamma + 1), v)
 
 
@@ -245,6 +269,9 @@ CASES: tuple[Case, ...] = (
     chain_case(4, 3, 517, bf16, draft="sampled", filters="scalar"),
     chain_case(5, 3, 517, draft="sampled", filters="tensor", layout="ragged"),
     chain_case(5, 3, 517, f16, draft="sampled", layout="ragged-padded"),
+    chain_case(4, 3, 517, bf16, rows="flat", layout="ragged"),
+    chain_case(3, 3, 131, rule="block", draft="sampled", rows="flat", id_dtype=torch.int32),
+    chain_case(3, 3, 131, kind="probs", draft="sparse", rows="chosen", layout="sliced"),
     chain_case(5, 4, 517, layout="ragged", id_dtype=torch.int32),
     chain_case(7, 4, 517, filters="tensor"),
     chain_case(3, 4, 517, filters="warm"),

@@ -82,7 +82,7 @@ def tree_case(
             target = target.float().softmax(-1).to(dtype)
         draft_rows = None if rows == "each" else row_of.to(torch.int32)
         if rows == "flat":
-            draft_rows = _flatten(made, row_of)
+            draft_rows = made.flatten(row_of, n + 1)
         parents = parents.to(parent_dtype)
         noise = [any_seeds(b, g), any_positions(b, g)]
         target_indptr = None
@@ -157,15 +157,6 @@ def _column(
     if rule == "" and float(torch.rand((), generator=g)) < 0.6:
         return weights.argmax()
     return torch.multinomial(weights, 1, generator=g)[0]
-
-
-def _flatten(made: DraftInputs, rows: Tensor) -> Tensor:
-    """Puts the rows of all sequences into one list; returns the argument `draft_rows`."""
-    b, m = rows.shape[0], rows.shape[1] + 1
-    for name in ("rows", "ids", "logsumexp", "threshold"):
-        x = getattr(made, name)
-        setattr(made, name, None if x is None else x.flatten(0, 1))
-    return (rows + m * torch.arange(b)[:, None]).to(torch.int32)
 
 
 CASES: tuple[Case, ...] = (

@@ -25,6 +25,7 @@ SETTINGS = [
 # and empty where two start at once.
 SPLITS = ((131, 3, (0, 130, 1)), (29, 4, (25, 2, 0, 2)))
 NOT_SERVED = {*RULES} - {*SHARDED_RULES} | {"probs", "mapped", "wide", "narrow"}
+NOT_SERVED |= {"flat", "chosen"}
 # What no random case below has. The large ones are worked on a few sequences at a time.
 EDGES = {"B0", "g0", "V1", "bf16", "f16", "sampled", "sparse", "limits"}
 SERVED = [

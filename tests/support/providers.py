@@ -121,8 +121,8 @@ def sample(op, logits, *, seeds=0, positions=0, noise="draft", method=None, **fi
 
 
 def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=None, kind="logits",
-           rule="token", seeds=0, positions=0, target_indptr=None, uniforms=None, lenience=1.0,
-           epsilon=0.09, delta=0.3, beta=1, tau=0.0, rates=None, eos_token_ids=None,
+           draft_rows=None, rule="token", seeds=0, positions=0, target_indptr=None, uniforms=None,
+           lenience=1.0, epsilon=0.09, delta=0.3, beta=1, tau=0.0, rates=None, eos_token_ids=None,
            max_new_tokens=None, logprobs=True, accept_probs=True, **filters):  # fmt: skip
     """Call an implementation of `verify_chain` with the arguments of the public function.
 
@@ -134,8 +134,8 @@ def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=No
     logsumexp, threshold, t = sampled or (None, None, 1.0)
     ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
     return op(
-        target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, number(kind, KINDS),
-        number(rule, RULES), *sampling_arguments(**filters),
+        target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, draft_rows,
+        number(kind, KINDS), number(rule, RULES), *sampling_arguments(**filters),
         per_sequence(seeds, n), per_sequence(positions, n),
         target_indptr, uniforms, lenience, epsilon, delta, beta, tau, rates, eos_token_ids,
         max_new_tokens, logprobs, accept_probs,

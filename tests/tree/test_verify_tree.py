@@ -81,7 +81,7 @@ def chain_as_tree(a, rule, uniforms):
         uniforms = torch.cat([uniforms[:, :gamma], last], 1).contiguous()
     parents = torch.arange(-1, gamma - 1).expand(b, gamma)
     shared = {k: x for k, x in a._asdict().items() if k in TreeArguments._fields}
-    changed = dict(rule=TREE_RULES.index(rule), uniforms=uniforms, draft_rows=None, max_depth=gamma)
+    changed = dict(rule=TREE_RULES.index(rule), uniforms=uniforms, max_depth=gamma)
     return TreeArguments(**{**shared, **changed}, tree_tokens=a.draft_token_ids, parents=parents)
 
 

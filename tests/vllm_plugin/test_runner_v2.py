@@ -101,13 +101,15 @@ def test_a_request_does_not_depend_on_its_place(rule):
         assert count.equal(number[order])
 
 
-@pytest.mark.parametrize(("order", "copied"), [([1], 0), ([1, 3], 0), ([3, 1], 2)])
-def test_a_step_filters_and_copies_no_more_than_its_requests_need(order, copied, handed):
-    """No request of these has top-k or min-p, but others of the states have."""
-    batch = Batch(order)
+@pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 0), (torch.bfloat16, 2)])
+def test_a_step_filters_and_copies_no_more_than_its_requests_need(dtype, copies, handed):
+    """No request of these has top-k or min-p, but others of the states have. Drafts narrower than
+    their target are gathered and widened, those of the batch alone."""
+    batch = Batch([3, 1])
+    draft_logits = batch.draft_logits.to(dtype)
     with handed:
-        batch.verify(batch.draft_logits, Settings(rule="token"))
-    assert handed.rows == copied * STEPS
+        batch.verify(draft_logits, Settings(rule="token"))
+    assert handed.rows == copies * 2 * STEPS
     assert [type(handed.given[name]) for name in ("top_k", "min_p")] == [int, float]
 
 

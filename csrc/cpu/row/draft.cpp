@@ -163,7 +163,7 @@ DraftDistribution draft_distribution(const DraftParams& source, int64_t b, int64
   d.ids_are_int64 = source.ids_are_int64;
   if (d.form == DraftForm::kSparse) {
     d.probs = true;
-    const int64_t at = source.flat ? row : b * source.num_rows + row;
+    const int64_t at = source.place(b, row);
     d.ids = static_cast<const char*>(source.ids) + at * source.vocab * (d.ids_are_int64 ? 8 : 4);
     for (int64_t k = 0; k < d.row.vocab(); ++k) {
       d.row_invalid |= d.id(k) >= 0 && !is_probability(d.row.at(k));

@@ -22,7 +22,7 @@ TriedDraft& TreeVerifier::tried_draft(Residual& residual, int64_t node, int64_t 
 
 DraftDistribution TreeVerifier::draft_of(int64_t node) {
   const int64_t row = draft_row(node);
-  return draft_distribution(p_.draft, b_, row, p_.draft_statistic(b_, row), token(node),
+  return draft_distribution(p_.draft, b_, row, p_.draft.place(b_, row), token(node),
                             state_.draft_temperature, parallel_, scratch_.draft);
 }
 

@@ -110,7 +110,7 @@ inline __device__ void open_draft(const DraftParams& source, int64_t b, int64_t 
   d.row = row_of(source, b, row, d.probs ? Read::kProbs : Read::kLogits);
   d.columns = source.columns;
   if (d.form == DraftForm::kSparse) {
-    const int64_t at_row = source.flat ? row : b * source.num_rows + row;
+    const int64_t at_row = source.place(b, row);
     d.ids_are_int64 = source.ids_are_int64;
     d.ids =
         static_cast<const char*>(source.ids) + at_row * source.vocab * (d.ids_are_int64 ? 8 : 4);

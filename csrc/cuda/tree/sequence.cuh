@@ -116,7 +116,7 @@ inline __device__ void open_draft(const TreeJob& job, const TreeSequence& s, int
                                   DraftDistribution& d) {
   const TreeParams& p = job.p;
   const int64_t row = p.draft_row(s.b, n);
-  open_draft(p.draft, s.b, row, p.draft_statistic(s.b, row), x, s.draft_temperature, d);
+  open_draft(p.draft, s.b, row, p.draft.place(s.b, row), x, s.draft_temperature, d);
   if (d.form == DraftForm::kOneHot) {
     d.token = p.drafted(s.b, n);
     d.q_x = x == d.token ? 1 : 0;

@@ -22,7 +22,8 @@ constexpr Rule kLastRule = Rule::kTopBeta;
 
 // The target is [B, gamma+1, V], or ragged [R, V] with the R rows of all sequences; the draft is
 // [B, gamma, D], or ragged [R-B, D], because the last row of a sequence has no draft. The draft's
-// statistics are [B, gamma], the uniforms [B, gamma+1]. At most gamma+1 tokens are emitted.
+// statistics are [B, gamma]. With `draft_rows` the draft is [B, M, D] or [M, D], its statistics
+// [B, M] or [M]. The uniforms are [B, gamma+1]. At most gamma+1 tokens are emitted.
 struct ChainParams : VerifyParams {
   const float* synthetic_rates;  // [gamma], null unless the rule is synthetic
   int64_t gamma;
@@ -40,10 +41,11 @@ struct ChainParams : VerifyParams {
 
 // The row of the draft that draft i was drawn from, and the place of its statistics.
 SPECDEC_HD inline int64_t draft_row(const ChainParams& p, const SequenceState& s, int64_t i) {
+  if (p.draft_rows.given()) return p.draft_rows[s.b * p.gamma + i];
   return p.draft.flat ? s.begin - s.b + i : i;
 }
 SPECDEC_HD inline int64_t draft_statistic(const ChainParams& p, const SequenceState& s, int64_t i) {
-  return s.b * p.gamma + i;
+  return p.draft_rows.given() ? p.draft.place(s.b, draft_row(p, s, i)) : s.b * p.gamma + i;
 }
 
 SPECDEC_HD inline double accept_uniform(const ChainParams& p, const SequenceState& s, int64_t i) {

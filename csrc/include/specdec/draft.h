@@ -27,7 +27,7 @@ struct DraftParams {
   DraftForm form;
   Kind kind;
   bool flat;  // the sequences share one list of rows: that of a ragged chain, or the rows that
-              // `draft_rows` of a tree chooses from; rows.stride_sequence is unused
+              // `draft_rows` chooses from; rows.stride_sequence is unused
   bool ids_are_int64;
   int64_t num_rows;         // M
   int64_t vocab;            // D: columns of a row, or ids of a sparse row
@@ -39,6 +39,13 @@ struct DraftParams {
   const float* temperatures;  // [B], may be null
   float temperature;
 
+  // The place of a sequence's row among all rows. A row that was chosen by data may be any number,
+  // so that the sum may overflow; nothing is read there then.
+  SPECDEC_HD int64_t place(int64_t b, int64_t row) const {
+    return flat ? row
+                : static_cast<int64_t>(static_cast<uint64_t>(b * num_rows) +
+                                       static_cast<uint64_t>(row));
+  }
   // Drafted ids below the limit are verified, those from it on are out of range. A draft with a
   // larger vocabulary may propose tokens that the target does not have: these are rejected as any
   // other token with P(x) = 0.

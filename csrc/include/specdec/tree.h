@@ -43,7 +43,6 @@ constexpr double kLeastMass = 1e-26;
 // of each node, then the uniform of the draw at each depth. At most max_depth+1 tokens are emitted.
 struct TreeParams : VerifyParams {
   const void* parents;  // [B, N], strides below
-  Integers draft_rows;  // [B, N]: the draft row that node n was drawn from; none if that is row n
   void* path;           // [B, max_depth] contiguous, ids as in parents
   int64_t nodes;        // N
   int64_t max_depth;    // deeper nodes are ignored; at most N
@@ -66,15 +65,9 @@ struct TreeParams : VerifyParams {
   SPECDEC_HD bool valid_node(int64_t n, int64_t token, int64_t parent) const {
     return parent >= -1 && parent < n && token >= -1 && token < id_limit();
   }
-  // The row of the draft that node n was drawn from, and the place of its statistics. The row is
-  // data, so that the sum may overflow; nothing is read there then.
+  // The row of the draft that node n was drawn from.
   SPECDEC_HD int64_t draft_row(int64_t b, int64_t n) const {
     return draft_rows.given() ? draft_rows[b * nodes + n] : n;
-  }
-  SPECDEC_HD int64_t draft_statistic(int64_t b, int64_t row) const {
-    return draft.flat ? row
-                      : static_cast<int64_t>(static_cast<uint64_t>(b * draft.num_rows) +
-                                             static_cast<uint64_t>(row));
   }
 };
 

@@ -18,6 +18,7 @@ struct VerifyParams {
   DraftParams draft;
   Integers target_indptr;         // [B+1] first row of each sequence in a ragged target, else none
   const void* draft_token_ids;    // [B, drafts], strides below
+  Integers draft_rows;            // [B, drafts] the draft row that each was drawn from, else none
   const int64_t* seeds;           // [B]
   const int64_t* positions;       // [B]
   const double* uniforms;         // [B, uniforms_per_sequence()] contiguous, may be null

@@ -203,13 +203,18 @@ class ChainSequence(VerifiedSequence):
         a, token = self.a, self.drafts[i]
         if a.draft is None or self.draft_temperature == 0:
             return one_hot_draft(token, token, self.v)
-        if not a.ragged_draft:
-            return self.draft_at((self.b, i), (self.b, i), token)
-        # A ragged draft has one row less than the target for each sequence before this one.
-        index = self.begin - self.b + i
-        if not 0 <= index < a.draft.shape[0]:
+        statistic: tuple[int, ...] = (self.b, i)
+        row = i
+        if a.draft_rows is not None:
+            row = int(a.draft_rows[self.b, i])
+            statistic = (row,) if a.flat_draft else (self.b, row)
+        elif (
+            a.ragged_draft
+        ):  # it has one row less than the target for each sequence before this one
+            row = self.begin - self.b + i
+        if not 0 <= row < a.draft.shape[-2]:
             return invalid_draft(self.v)
-        return self.draft_at((index,), (self.b, i), token)
+        return self.draft_at((row,) if a.flat_draft else (self.b, row), statistic, token)
 
     def uniform_of(self, i: int) -> float:
         """The acceptance uniform of draft i."""

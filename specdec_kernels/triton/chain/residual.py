@@ -80,7 +80,7 @@ class Residual(NamedTuple):
 @triton.jit
 def residual_of(
     target, draft, call, scratch, b, i, count, begin, params, draft_temperature, place,
-    RULE: tl.constexpr, DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, LIST: tl.constexpr,
+    RULE: tl.constexpr, DRAFT: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """The Residual of row i, where only the first `count` rows have a draft."""
     index = b * (call.gamma + 1) + i
@@ -96,11 +96,9 @@ def residual_of(
         inverse(draft_temperature),
     )  # fmt: skip
     q_row = target.rows
-    first_id = i
+    q_place = i
     if DRAFT != ONE_HOT:
-        q_row, first_id, _there = draft_row(
-            draft, b, i, begin, call.gamma, call.n_draft, RAGGED_DRAFT
-        )
+        q_row, q_place, _there = draft_row(draft, b, i, begin, call.gamma)
     x = tl.load(call.draft_token_ids + b * call.gamma + i, mask=i < count, other=-1).to(tl.int64)
     p_scale = tl.full([], 1.0, tl.float32)
     listed = tl.load(summary + LISTED).to(tl.int32)
@@ -118,7 +116,7 @@ def residual_of(
     return Residual(
         target.rows + b * target.stride_b + (begin + i) * target.stride_i, target.v, params.direct,
         weights, listed, scratch.ids + index * LIST,
-        DraftDistribution(q_row, first_id, mode, x, q_weights), p_scale, lenience, stats,
+        DraftDistribution(q_row, q_place, mode, x, q_weights), p_scale, lenience, stats,
         scratch.residual_maxima + place * 4 * scratch.most + 2 * scratch.most,
     )  # fmt: skip
 
@@ -126,7 +124,7 @@ def residual_of(
 @triton.jit
 def with_mode(r, mode):
     """The Residual in another mode."""
-    q = DraftDistribution(r.q.row, r.q.first_id, mode, r.q.token, r.q.weights)
+    q = DraftDistribution(r.q.row, r.q.place, mode, r.q.token, r.q.weights)
     p_scale = tl.where(mode == KEEP, 1.0, r.p_scale)
     return Residual(
         r.row, r.v, r.direct, r.weights, r.listed, r.ids, q, p_scale, r.lenience, r.stats, r.maxima
@@ -189,7 +187,7 @@ def fill_tile(
 def fill_residuals(
     target: Target, draft: Draft, call: Call, scratch: Scratch,
     RULE: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr, DIRECT: tl.constexpr,
-    DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, TILE: tl.constexpr, LIST: tl.constexpr,
+    DRAFT: tl.constexpr, TILE: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, 1, B), or (tiles, gamma + 1, B) for rule block: a tile of a residual."""
     tile = tl.program_id(0)
@@ -212,7 +210,7 @@ def fill_residuals(
         if (i < count) | ((i == count) & (no_bonus == 0)):
             r = residual_of(
                 target, draft, call, scratch, b, i, count, begin, params, draft_temperature, place,
-                RULE, DRAFT, RAGGED_DRAFT, LIST,
+                RULE, DRAFT, LIST,
             )  # fmt: skip
             valid = tl.load(summary + i * FIELDS + VALID) > 0
             if valid & (params.direct | (r.q.mode != KEEP)):

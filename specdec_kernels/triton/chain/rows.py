@@ -78,7 +78,7 @@ from .sequence import (
 def tile_statistics(
     target: Target, draft: Draft, call: Call, scratch: Scratch,
     RULE: tl.constexpr, STATS: tl.constexpr, STREAM: tl.constexpr, FILTERS: tl.constexpr,
-    PROBS: tl.constexpr, DIRECT: tl.constexpr, DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr,
+    PROBS: tl.constexpr, DIRECT: tl.constexpr, DRAFT: tl.constexpr,
     TILE: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, gamma + 1, B): a tile of a target row and of its draft row, unfiltered."""
@@ -109,9 +109,7 @@ def tile_statistics(
                 there = rest >= scratch.tiles * (TILE // SPAN)
                 tl.store(scratch.spans + index * SPANS + rest, float("-inf"), mask=there)
     if DRAFT == DRAFT_LOGITS:
-        row, _first_id, there = draft_row(
-            draft, b, i, begin, call.gamma, call.n_draft, RAGGED_DRAFT
-        )
+        row, _place, there = draft_row(draft, b, i, begin, call.gamma)
         if (i < rows - 1) & there & (tile < scratch.d_tiles) & (status == 0):
             logits = load_logits(row, tile, draft.d, False, TILE)
             stats = stats_of(scratch, scratch.draft + index, scratch.d_tiles)
@@ -182,7 +180,7 @@ def ratio(p_x, q_x, logprob, log_q_x, direct, PROBS: tl.constexpr, DRAFT: tl.con
 @triton.jit
 def draft_summary(
     draft, call, scratch, b, i, begin, index, x, v, params, draft_temperature,
-    DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
+    DRAFT: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
 ):  # fmt: skip
     """(Q(x), log Q(x), maximum, log_sum, threshold, mode) of draft i.
 
@@ -196,9 +194,7 @@ def draft_summary(
     mode = tl.where(x < 0, KEEP, REMOVE).to(tl.int32)
     if DRAFT != ONE_HOT:  # noqa: SIM102  (compiled in only where there are rows)
         if (x >= 0) & (draft_temperature != 0):
-            row, first_id, valid = draft_row(
-                draft, b, i, begin, call.gamma, call.n_draft, RAGGED_DRAFT
-            )
+            row, place, valid = draft_row(draft, b, i, begin, call.gamma)
             if valid:
                 if DRAFT == DRAFT_LOGITS:
                     stats = stats_of(scratch, scratch.draft + index, scratch.d_tiles)
@@ -207,15 +203,18 @@ def draft_summary(
                     if valid:
                         log_sum = row_log_sum(stats, maximum, params.inv_t, LOG_TILES, BLOCK)
                 elif DRAFT == SAMPLED:
-                    logsumexp = tl.load(call.draft_logsumexp + b * call.gamma + i)
-                    threshold = tl.load(call.draft_threshold + b * call.gamma + i)
+                    statistic = b * call.gamma + i
+                    if draft.chosen is not None:
+                        statistic = place
+                    logsumexp = tl.load(call.draft_logsumexp + statistic)
+                    threshold = tl.load(call.draft_threshold + statistic)
                     valid = (tl.abs(logsumexp) < INF) & (threshold >= -INF)  # not NaN
                     near = tl.minimum(tl.maximum(logsumexp * draft_temperature, -FLT_MAX), FLT_MAX)
                     maximum = near.to(tl.float32)
                     log_sum = logsumexp - maximum.to(tl.float64) / draft_temperature
             if valid:
                 q_x, log_q_x, valid = draft_probability(
-                    draft, row, first_id, x, v, draft_temperature, maximum, log_sum, threshold,
+                    draft, row, place, x, v, draft_temperature, maximum, log_sum, threshold,
                     DRAFT,
                 )  # fmt: skip
             mode = tl.where(valid, SUBTRACT, KEEP).to(tl.int32)
@@ -226,7 +225,7 @@ def draft_summary(
 def summarize_rows(
     target: Target, draft: Draft, call: Call, scratch: Scratch,
     RULE: tl.constexpr, STATS: tl.constexpr, STREAM: tl.constexpr, FILTERS: tl.constexpr,
-    PROBS: tl.constexpr, DIRECT: tl.constexpr, DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr,
+    PROBS: tl.constexpr, DIRECT: tl.constexpr, DRAFT: tl.constexpr,
     TILE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr,
     SPANS: tl.constexpr, SPAN: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
@@ -303,7 +302,7 @@ def summarize_rows(
                 )  # fmt: skip
                 q_x, log_q_x, q_maximum, q_log_sum, q_threshold, mode = draft_summary(
                     draft, call, scratch, b, i, begin, index, x, v, params, draft_temperature,
-                    DRAFT, RAGGED_DRAFT, BLOCK, LOG_TILES,
+                    DRAFT, BLOCK, LOG_TILES,
                 )  # fmt: skip
                 if mode != KEEP:
                     if RULE == LENIENT:

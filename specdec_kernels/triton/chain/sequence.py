@@ -85,7 +85,6 @@ class Call(NamedTuple):
     id_limit: Any
     gamma: Any
     n_rows: Any  # of a ragged target
-    n_draft: Any  # of a ragged draft
 
 
 class Scratch(NamedTuple):

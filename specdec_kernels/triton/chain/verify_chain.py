@@ -79,7 +79,7 @@ def round_uniform(call, b, i):
 @triton.jit
 def decide_block(
     target, draft, call, scratch, out, b, count, begin, params, draft_temperature,
-    RULE: tl.constexpr, DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr, BLOCK: tl.constexpr,
+    RULE: tl.constexpr, DRAFT: tl.constexpr, BLOCK: tl.constexpr,
     LOG_TILES: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """Rule block (Sun et al. 2024) -> (accepted drafts, drafts before the first faulty row, drafts
@@ -110,7 +110,7 @@ def decide_block(
         if tau < end:
             r = residual_of(
                 target, draft, call, scratch, b, tau, count, begin, params, draft_temperature,
-                first + tau, RULE, DRAFT, RAGGED_DRAFT, LIST,
+                first + tau, RULE, DRAFT, LIST,
             )  # fmt: skip
             if invalid_target(r, BLOCK):
                 end = tau
@@ -186,7 +186,7 @@ def recovered_or_bonus(
 def draw(
     target: Target, draft: Draft, call: Call, scratch: Scratch, out: Outputs,
     RULE: tl.constexpr, STATS: tl.constexpr, STREAM: tl.constexpr, FILTERS: tl.constexpr,
-    PROBS: tl.constexpr, DIRECT: tl.constexpr, DRAFT: tl.constexpr, RAGGED_DRAFT: tl.constexpr,
+    PROBS: tl.constexpr, DIRECT: tl.constexpr, DRAFT: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, LOG_TILES: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """Grid (B,): decide on the drafts of one sequence, draw its last token, write the outputs."""
@@ -212,7 +212,7 @@ def draw(
             if looks_ahead:
                 tau, end, tested, fault = decide_block(
                     target, draft, call, scratch, out, b, count, begin, params, draft_temperature,
-                    RULE, DRAFT, RAGGED_DRAFT, BLOCK, LOG_TILES, LIST,
+                    RULE, DRAFT, BLOCK, LOG_TILES, LIST,
                 )  # fmt: skip
                 place = b * (gamma + 1) + tau
         if looks_ahead == 0:
@@ -233,7 +233,7 @@ def draw(
             elif STATS == MASSES:
                 r = residual_of(
                     target, draft, call, scratch, b, tau, count, begin, params, draft_temperature,
-                    place, RULE, DRAFT, RAGGED_DRAFT, LIST,
+                    place, RULE, DRAFT, LIST,
                 )  # fmt: skip
                 filled = (at_end == 0) | (tau == count)
                 u = row_uniform(call, b, tau, gamma, STREAM)
@@ -294,9 +294,12 @@ def draft_form(a: ChainArguments) -> tuple[int, Draft]:
         return ONE_HOT.value, Draft(a.target, 0, 0, 0, None, None)
     form = DRAFT_PROBS if a.kind_name == "probs" else DRAFT_LOGITS
     form = SPARSE if a.draft_ids is not None else SAMPLED if a.draft_logsumexp is not None else form
-    stride_b = 0 if draft.dim() == 2 else draft.stride(0)
-    lists = launch.packed(a.draft_ids, a.draft_columns)
-    return form.value, Draft(draft, stride_b, draft.stride(-2), draft.shape[-1], *lists)
+    stride_b, rows_b = (0, 0) if draft.dim() == 2 else (draft.stride(0), draft.shape[1])
+    ids, columns, chosen = launch.packed(a.draft_ids, a.draft_columns, a.draft_rows)
+    m, d = draft.shape[-2:]
+    return form.value, Draft(
+        draft, stride_b, draft.stride(-2), d, ids, columns, chosen, m, rows_b, int(a.ragged_draft)
+    )
 
 
 def run(target: Target, draft: Draft, call: Call, out: Outputs, options: dict[str, Any]) -> None:
@@ -371,7 +374,6 @@ def verify_chain(*args: Any) -> tuple[Tensor, ...]:
         return out
     rows, v, ragged = a.target, a.target.shape[-1], a.target_indptr is not None
     form, draft = draft_form(a)
-    ragged_draft = form != ONE_HOT.value and a.ragged_draft
     tensors = {
         name: launch.packed(getattr(a, name))[0]
         for name in (
@@ -384,10 +386,9 @@ def verify_chain(*args: Any) -> tuple[Tensor, ...]:
         lenience=float32(a.lenience), id_limit=a.id_limit, gamma=gamma,
         num_eos=0 if a.eos_token_ids is None else len(a.eos_token_ids),
         n_rows=rows.shape[:-1].numel(),
-        n_draft=draft.rows.shape[0] if ragged_draft else batch * gamma,
     )  # fmt: skip
     options = {
-        "RULE": a.rule, "DRAFT": form, "RAGGED_DRAFT": ragged_draft,
+        "RULE": a.rule, "DRAFT": form,
         "PROBS": a.kind_name == "probs",
         "STATS": {"match": GUMBEL, "greedy": MAXIMA}.get(a.rule_name, MASSES).value,
         "STREAM": (SHARED if a.rule_name == "match" else RESIDUAL).value,

@@ -32,39 +32,36 @@ class Draft(NamedTuple):
     """The draft of a call. Members that a form does not need are None."""
 
     rows: Any
-    stride_b: Any
+    stride_b: Any  # 0, as `rows_b`, if the sequences share one list of rows
     stride_i: Any
     d: Any  # entries of a row
     ids: Any  # of a sparse draft
     columns: Any
+    chosen: Any = None  # [B, gamma], the row of each draft
+    m: Any = 0  # rows of a list
+    rows_b: Any = 0  # rows from one sequence to the next
+    ragged: Any = 0  # 1 if the list is [R-B, D], which has no row for the last target row of each
 
 
 class DraftDistribution(NamedTuple):
     """Q of one row."""
 
     row: Any
-    first_id: Any  # where the ids of a sparse row start
+    place: Any  # of the row among all rows
     mode: Any
     token: Any  # the drafted token
     weights: WeightParams  # of a row of logits
 
 
 @triton.jit
-def draft_row(draft, b, i, begin, gamma, n_draft, RAGGED_DRAFT: tl.constexpr):
-    """(its row, where its ids start, whether it exists) of draft i of sequence b.
-
-    A ragged draft [R-B, D] has no row for the last target row of each sequence.
-    """
-    if RAGGED_DRAFT:
-        row = begin - b + i
-        there = (row >= 0) & (row < n_draft)
-        place = b * 0
-    else:
-        there = i >= 0
-        place = b
-        row = i
-    pointer = draft.rows + place * draft.stride_b + row * draft.stride_i
-    return pointer, (place * gamma + row) * draft.d, there
+def draft_row(draft, b, i, begin, gamma):
+    """(its row, its place among all rows, whether it exists) of draft i of sequence b."""
+    row = i + draft.ragged * (begin - b)
+    if draft.chosen is not None:
+        row = tl.load(draft.chosen + b * gamma + i, mask=i < gamma, other=-1).to(tl.int64)
+    there = (row >= 0) & (row < draft.m)
+    pointer = draft.rows + b * draft.stride_b + row * draft.stride_i
+    return pointer, b * draft.rows_b + row, there
 
 
 @triton.jit
@@ -94,7 +91,7 @@ def row_entry(draft, row, x, v, other: tl.constexpr):
 
 @triton.jit
 def draft_probability(
-    draft, row, first_id, x, v, temperature, maximum, log_sum, threshold, DRAFT: tl.constexpr
+    draft, row, place, x, v, temperature, maximum, log_sum, threshold, DRAFT: tl.constexpr
 ):
     """(Q(x), log Q(x), whether the entries that were read are valid) of a row that exists.
 
@@ -104,7 +101,7 @@ def draft_probability(
     log_q_x = tl.full([], 0.0, tl.float64)
     valid = x >= 0
     if DRAFT == SPARSE:
-        q_x, valid = sparse_entry(row, draft.ids + first_id, draft.d, x)
+        q_x, valid = sparse_entry(row, draft.ids + place * draft.d, draft.d, x)
         log_q_x = log64(q_x)
     elif DRAFT == DRAFT_PROBS:
         q_x = row_entry(draft, row, x, v, 0.0)
@@ -155,7 +152,7 @@ def draft_probs(q, draft, tokens, v, DRAFT: tl.constexpr):
         probs = tl.where(tokens == removed, 1.0, 0.0)
     elif DRAFT == SPARSE:
         used = tl.where(q.mode == SUBTRACT, draft.d, 0)
-        probs = sparse_probs(q.row, draft.ids + q.first_id, used, tokens)
+        probs = sparse_probs(q.row, draft.ids + q.place * draft.d, used, tokens)
     else:
         columns = tokens
         inside = tokens < tl.where(q.mode == SUBTRACT, draft.d, 0)

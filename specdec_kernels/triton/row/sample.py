@@ -31,12 +31,12 @@ def sample(*args: Any) -> tuple[Tensor, ...]:
         draft_token_ids=tokens, draft_logsumexp=None, draft_threshold=None,
         draft_temperatures=None, draft_temperature=1.0, target_indptr=None, **sampling_of(v, a),
         seeds=seeds, positions=positions, uniforms=None, lenience=1.0, eos_token_ids=None,
-        max_new_tokens=None, num_eos=0, id_limit=v, gamma=0, n_rows=n, n_draft=0,
+        max_new_tokens=None, num_eos=0, id_limit=v, gamma=0, n_rows=n,
     )  # fmt: skip
     options = {
         "RULE": (MATCH if gumbel else TOKEN).value, "STATS": (GUMBEL if gumbel else MASSES).value,
         "STREAM": STREAMS[a.noise_name], "FILTERS": filtering(v, call), "PROBS": False,
-        "DIRECT": False, "DRAFT": ONE_HOT.value, "RAGGED_DRAFT": False, "READS_DRAFT": False,
+        "DIRECT": False, "DRAFT": ONE_HOT.value, "READS_DRAFT": False,
     }  # fmt: skip
     outputs = Outputs(tokens, None, status, logprobs, None, logsumexp, threshold)
     draft = Draft(a.logits, 0, 0, 0, None, None)
