@@ -98,7 +98,7 @@ void pack_panel(const char* weight, int64_t row_bytes, int64_t outputs, const Pa
 PackedLinearParams group(PackedLinearParams p, int64_t i) {
   const int64_t first = i * kGroupRows;
   p.x = static_cast<const char*>(p.x) + first * p.in_features * size_of(p.dtype);
-  p.y = static_cast<char*>(p.y) + first * p.out_features * size_of(p.dtype);
+  p.y = static_cast<char*>(p.y) + first * p.weight.out_features * size_of(p.dtype);
   p.rows = std::min(p.rows - first, kGroupRows);
   return p;
 }
@@ -126,9 +126,27 @@ void pack_linear(const PackLinearParams& p, const Parallel& parallel) {
   });
 }
 
+void unpack_blocks(const UnpackBlocksParams& p, const Parallel& parallel) {
+  const BlockFormat format = block_format(p.format);
+  const int64_t width = panel_width(), blocks = p.in_features / format.inputs;
+  const int64_t bytes = format.bytes() * width;
+  const UnpackBlocks unpack = linear_kernels().unpack[static_cast<int>(p.format)];
+  parallel((p.out_features + width - 1) / width, [&](int64_t begin, int64_t end) {
+    const std::unique_ptr<float[]> floats(new float[static_cast<size_t>(format.inputs * width)]);
+    for (int64_t i = begin * blocks; i < end * blocks; ++i) {
+      const int64_t first = i / blocks * width, outputs = std::min(width, p.out_features - first);
+      unpack(static_cast<const char*>(p.panels) + i * bytes, format.inputs, floats.get());
+      float* to = p.weight + first * p.in_features + i % blocks * format.inputs;
+      for (int64_t n = 0; n < outputs; ++n, to += p.in_features) {
+        for (int64_t k = 0; k < format.inputs; ++k) to[k] = floats[k * width + n];
+      }
+    }
+  });
+}
+
 LinearInput::LinearInput(const void* x, DType dtype, int64_t rows, int64_t in_features,
                          const Parallel& threads)
-    : params_{x, nullptr, nullptr, nullptr, dtype, rows, in_features, 0} {
+    : params_{x, {}, nullptr, dtype, rows, in_features} {
   const LinearKernel& kernel = linear_kernels().of_dtype[static_cast<int>(dtype)];
   const int64_t bytes = kernel.rows_bytes(params_);
   if (bytes == 0) return;
@@ -155,11 +173,9 @@ void LinearInput::multiply(const PackedWeight& weight, void* y, int64_t begin, i
   const LinearKernels& kernels = linear_kernels();
   const LinearKernel& kernel = kernels.of_dtype[static_cast<int>(params_.dtype)];
   PackedLinearParams p = params_;
-  p.panels = weight.panels;
-  p.bias = weight.bias;
+  p.weight = weight;
   p.y = y;
-  p.out_features = weight.out_features;
-  const int64_t panels = (p.out_features + kernels.width - 1) / kernels.width;
+  const int64_t panels = (weight.out_features + kernels.width - 1) / kernels.width;
   const int64_t first = begin * share() / kernels.width, last = end * share() / kernels.width;
   for (int64_t i = 0; i < groups(); ++i) {
     const PackedLinearParams part = group(p, i);
@@ -176,11 +192,11 @@ Parallel worth_threads(const Parallel& threads, DType dtype, int64_t rows, int64
 
 void packed_linear(const PackedLinearParams& p, const Parallel& threads) {
   if (p.rows == 0) return;
-  const Parallel parallel = worth_threads(threads, p.dtype, p.rows, p.out_features * p.in_features);
+  const int64_t outputs = p.weight.out_features;
+  const Parallel parallel = worth_threads(threads, p.dtype, p.rows, outputs * p.in_features);
   const LinearInput input(p.x, p.dtype, p.rows, p.in_features, parallel);
-  parallel(input.shares(p.out_features), [&](int64_t begin, int64_t end) {
-    input.multiply({p.panels, p.bias, p.out_features}, p.y, begin, end);
-  });
+  parallel(input.shares(outputs),
+           [&](int64_t begin, int64_t end) { input.multiply(p.weight, p.y, begin, end); });
 }
 
 }  // namespace specdec::cpu

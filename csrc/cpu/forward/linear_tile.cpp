@@ -3,6 +3,7 @@
 #include "cpu/forward/linear_tile.h"
 
 #include "cpu/forward/float_register.h"
+#include "cpu/forward/weight_blocks.h"
 
 #define SPECDEC_CAT_(a, b) a##b
 #define SPECDEC_CAT(a, b) SPECDEC_CAT_(a, b)
@@ -26,6 +27,7 @@ struct Float32 {
   using Element = float;
   using Row = float;
   static constexpr int kInputs = 1, kParts = 1;
+  static constexpr bool kPairs = false;
   static constexpr bool kWidens = false;
 
   static V widen(const float* p) { return load<V>(p); }
@@ -40,6 +42,7 @@ struct Float16 {
   using Element = uint16_t;
   using Row = float;
   static constexpr int kInputs = 1, kParts = 1;
+  static constexpr bool kPairs = false;
   static constexpr bool kWidens = kWidensOnce;
 
   static V widen(const uint16_t* p) { return from_float16(p); }
@@ -52,6 +55,7 @@ struct BFloat16 {
   using Element = uint16_t;
   using Row = float;
   static constexpr int kInputs = 2, kParts = 2;
+  static constexpr bool kPairs = false;
   static constexpr bool kWidens = kWidensOnce;
 
   static V widen(const uint16_t* p) { return from_bfloat16(p); }
@@ -68,7 +72,25 @@ struct BFloat16 {
 struct BFloat16Pairs : BFloat16 {
   using Row = uint16_t;
   static constexpr int kParts = 1;
-  static constexpr bool kWidens = false;
+  static constexpr bool kWidens = false, kPairs = true;
+
+  // The floats of unpacked blocks become a panel of bfloat16, in their place.
+  static void pair(float* w, int64_t inputs) {
+    alignas(64) uint16_t order[32];
+    for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
+    const __m512i interleave = load<__m512i>(order);
+    char* out = reinterpret_cast<char*>(w);
+    for (int64_t k = 0; k < inputs; k += kInputs, w += kInputs * kWidth, out += 2 * kRegister) {
+      __m512i pairs[2];
+      for (int r = 0; r < 2; ++r) {
+        const auto first = load<__m512>(w + r * kLanes),
+                   second = load<__m512>(w + kWidth + r * kLanes);
+        const auto rounded = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+        pairs[r] = _mm512_maskz_permutexvar_epi16(~0u, interleave, rounded);
+      }
+      store(out, pairs);
+    }
+  }
 
   static V weights(const uint16_t* step, int, int r) { return load<V>(step + 2 * r * kLanes); }
   static V add(V sum, V weights, const uint16_t* x) {
@@ -195,21 +217,21 @@ void widen_block(const typename Type::Element* w, int64_t inputs, float* out) {
 template <class Type>
 void write_panel(const PackedLinearParams& p, int64_t first, const V (*totals)[2]) {
   using Element = typename Type::Element;
-  const int64_t outputs = smaller(kWidth, p.out_features - first);
+  const int64_t outputs = smaller(kWidth, p.weight.out_features - first);
   const auto bytes = static_cast<size_t>(outputs) * sizeof(Element);
   V bias[2] = {};
-  if (p.bias != nullptr) {
+  if (p.weight.bias != nullptr) {
     Element lanes[kWidth] = {};
-    __builtin_memcpy(lanes, static_cast<const Element*>(p.bias) + first, bytes);
+    __builtin_memcpy(lanes, static_cast<const Element*>(p.weight.bias) + first, bytes);
     for (int r = 0; r < 2; ++r) bias[r] = Type::widen(lanes + r * kLanes);
   }
   for (int64_t m = 0; m < p.rows; ++m) {
     Element lanes[kWidth];
     for (int r = 0; r < 2; ++r) {
       const V total = totals[m][r];
-      Type::narrow(p.bias == nullptr ? total : total + bias[r], lanes + r * kLanes);
+      Type::narrow(p.weight.bias == nullptr ? total : total + bias[r], lanes + r * kLanes);
     }
-    __builtin_memcpy(static_cast<Element*>(p.y) + m * p.out_features + first, lanes, bytes);
+    __builtin_memcpy(static_cast<Element*>(p.y) + m * p.weight.out_features + first, lanes, bytes);
   }
 }
 
@@ -219,38 +241,77 @@ int64_t block_size(int64_t inputs) {
   return ((inputs + blocks - 1) / blocks + kBlockUnit - 1) / kBlockUnit * kBlockUnit;
 }
 
+// Bytes of a panel for so many inputs, whole blocks of them.
+template <class Type>
+int64_t panel_bytes(const PackedLinearParams& p, int64_t inputs) {
+  constexpr BlockFormat kFloats = block_format(WeightFormat::kFloats);
+  const BlockFormat block = block_format(p.weight.format);
+  if (block.inputs == kFloats.inputs)
+    return inputs * kWidth * int64_t{sizeof(typename Type::Element)};
+  return inputs / block.inputs * block.bytes() * kWidth;
+}
+
+// Rounds the floats of unpacked blocks, in the order of a panel of floats, to the dtype.
+template <class Type>
+void round_block(float* w, int64_t inputs) {
+  for (const float* end = w + inputs * kWidth; w < end; w += kLanes) {
+    typename Type::Element rounded[kLanes];
+    Type::narrow(load<V>(w), rounded);
+    store(w, Type::widen(rounded));
+  }
+}
+
 template <class Type>
 void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int64_t end) {
   using Element = typename Type::Element;
   const int64_t size = row_size<Type>(p), block = block_size(size);
-  const auto* w = static_cast<const Element*>(p.panels) + begin * size * kWidth;
+  const int64_t whole_panel = panel_bytes<Type>(p, size);
+  const UnpackBlocks unpack = kUnpackBlocks[static_cast<int>(p.weight.format)];
+  const char* w = static_cast<const char*>(p.weight.panels) + begin * whole_panel;
   const bool widened = Type::kWidens && p.rows > 2 * kBlockRows;
   const int64_t passes = (p.rows + kBlockRows - 1) / kBlockRows;
   alignas(64) float wide[kBlock * kWidth];
   V totals[2 * kGroupRows][2];
   // Panels side by side are as far apart as the share of each. Those left over come one by one.
   for (int64_t at_once = panels_at_once(p.rows); begin < end; at_once = 1) {
-    const int64_t share = (end - begin) / at_once, stride = share * size * kWidth;
-    const int64_t parts = at_once * passes;
-    const int64_t bytes = (kWidth * static_cast<int64_t>(sizeof *w) + parts - 1) / parts;
+    const int64_t share = (end - begin) / at_once, stride = share * whole_panel;
+    const int64_t parts = at_once * passes * size;
+    const int64_t bytes = (whole_panel + parts - 1) / parts;
     for (const int64_t share_end = begin + share; begin < share_end; ++begin) {
       __builtin_memset(totals, 0, static_cast<size_t>(at_once * p.rows) * sizeof *totals);
       for (int64_t k = 0; k < size; k += block) {
-        const int64_t inputs = smaller(block, size - k);
+        const int64_t inputs = smaller(block, size - k), block_bytes = panel_bytes<Type>(p, inputs);
         const auto* x = static_cast<const typename Type::Row*>(rows) + k;
         for (int64_t i = 0; i < at_once; ++i) {
-          const Element* panel = w + i * stride;
+          const char* panel = w + i * stride;
           V(*const sums)[2] = totals + i * p.rows;
-          const NextBlocks next = {
-              reinterpret_cast<const char*>(w + inputs * kWidth) + i * passes * inputs * bytes,
-              bytes, at_once > 1 ? stride * static_cast<int64_t>(sizeof *w) : 64};
-          if constexpr (Type::kWidens) {
-            if (widened) widen_block<Type>(panel, inputs, wide);
-            if (widened) multiply_block<Float32>(p.rows, passes, x, size, wide, inputs, next, sums);
+          const NextBlocks next = {w + block_bytes + i * passes * inputs * bytes, bytes,
+                                   at_once > 1 ? stride : 64};
+          const auto of = [&](auto type, const void* weights) {
+            using Of = decltype(type);
+            multiply_block<Of>(p.rows, passes, x, size,
+                               static_cast<const typename Of::Element*>(weights), inputs, next,
+                               sums);
+          };
+          if (unpack != nullptr) {
+            unpack(panel, inputs, wide);
+            if constexpr (Type::kPairs) {
+              Type::pair(wide, inputs);
+              of(Type(), wide);
+            } else {
+              if constexpr (sizeof(Element) == 2) round_block<Type>(wide, inputs);
+              of(Float32(), wide);
+            }
+          } else if (widened) {
+            if constexpr (Type::kWidens) {
+              widen_block<Type>(reinterpret_cast<const Element*>(panel), inputs, wide);
+              of(Float32(), wide);
+            }
+          } else {
+            of(Type(), panel);
           }
-          if (!widened) multiply_block<Type>(p.rows, passes, x, size, panel, inputs, next, sums);
         }
-        w += inputs * kWidth;
+        w += block_bytes;
       }
       for (int64_t i = 0; i < at_once; ++i) {
         write_panel<Type>(p, (begin + i * share) * kWidth, totals + i * p.rows);
@@ -346,7 +407,10 @@ void multiply_tiles(const uint16_t* x, int64_t size, int64_t rows, const uint16_
 void multiply_amx(const PackedLinearParams& p, const void* rows, int64_t begin, int64_t end) {
   const int64_t size = row_size<BFloat16>(p), block = block_size(size);
   const int64_t x_size = padded_size<kTileInputs>(p);
-  const auto* w = static_cast<const uint16_t*>(p.panels) + begin * size * kWidth;
+  const UnpackBlocks unpack = kUnpackBlocks[static_cast<int>(p.weight.format)];
+  const char* panel_at =
+      static_cast<const char*>(p.weight.panels) + begin * panel_bytes<BFloat16>(p, size);
+  alignas(64) float wide[kBlock * kWidth];
   uint16_t weights_end[kTileInputs * kWidth];
   V totals[kGroupRows][2];
   int64_t configured = 0;
@@ -354,6 +418,12 @@ void multiply_amx(const PackedLinearParams& p, const void* rows, int64_t begin, 
     __builtin_memset(totals, 0, static_cast<size_t>(p.rows) * sizeof *totals);
     for (int64_t k = 0; k < size; k += block) {
       const int64_t inputs = smaller(block, size - k), last = inputs % kTileInputs;
+      const auto* w = reinterpret_cast<const uint16_t*>(panel_at);
+      if (unpack != nullptr) {
+        unpack(panel_at, inputs, wide);
+        BFloat16Pairs::pair(wide, inputs);
+        w = reinterpret_cast<const uint16_t*>(wide);
+      }
       __builtin_memset(weights_end, 0, sizeof weights_end);
       __builtin_memcpy(weights_end, w + (inputs - last) * kWidth,
                        static_cast<size_t>(last * kWidth) * sizeof *w);
@@ -368,7 +438,7 @@ void multiply_amx(const PackedLinearParams& p, const void* rows, int64_t begin, 
         multiply(static_cast<const uint16_t*>(rows) + m * x_size + k, x_size, part, w, inputs,
                  weights_end, totals + m);
       }
-      w += inputs * kWidth;
+      panel_at += panel_bytes<BFloat16>(p, inputs);
     }
     write_panel<BFloat16>(p, panel * kWidth, totals);
   }
@@ -391,6 +461,7 @@ constexpr LinearKernel kernel_of() {
 extern const LinearKernels SPECDEC_CAT(linear_kernels_, SPECDEC_ISA);
 const LinearKernels SPECDEC_CAT(linear_kernels_, SPECDEC_ISA) = {
     kWidth,
+    kUnpackBlocks,
     {{no_bytes, nullptr, multiply<Float32>},
 #if defined(__AVX512BF16__)
      kPairs,

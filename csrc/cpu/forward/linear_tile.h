@@ -23,8 +23,12 @@ struct LinearKernel {
   void (*multiply)(const PackedLinearParams& p, const void* rows, int64_t begin, int64_t end);
 };
 
+// Floats of blocks that begin at `from`: `inputs` times those of a panel's outputs.
+using UnpackBlocks = void (*)(const char* from, int64_t inputs, float* out);
+
 struct LinearKernels {
-  int64_t width;  // outputs of a panel
+  int64_t width;               // outputs of a panel
+  const UnpackBlocks* unpack;  // by WeightFormat; null for floats
   LinearKernel of_dtype[3];
 };
 

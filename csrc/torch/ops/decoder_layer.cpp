@@ -53,8 +53,8 @@ void check_weight(const std::string& name, const Tensor& panels, int64_t out_fea
 }
 
 PackedWeight weight_of(const Tensor& panels, const Tensor* bias, int64_t out_features) {
-  return {panels.const_data_ptr(), bias != nullptr ? bias->const_data_ptr() : nullptr,
-          out_features};
+  return {panels.const_data_ptr(), format_of(panels),
+          bias != nullptr ? bias->const_data_ptr() : nullptr, out_features};
 }
 
 std::vector<Tensor> all_dense(std::vector<Tensor> tensors) {
