@@ -38,7 +38,7 @@ from .ops.kv import (
     ring_truncate_,
     state_select_,
 )
-from .ops.linear import PackedLinear, pack_linear, packed_linear
+from .ops.linear import PackedLinear, pack_blocks, pack_linear, packed_linear, unpack_blocks
 from .ops.ngram_propose import NgramDraft, ngram_propose
 from .ops.paged import (
     FreedBlocks,
@@ -99,6 +99,7 @@ __all__ = [
     "ngram_propose",
     "norm_qkv_rope",
     "output_norm_mlp",
+    "pack_blocks",
     "pack_linear",
     "packed_linear",
     "paged_append_",
@@ -110,6 +111,7 @@ __all__ = [
     "sample",
     "state_select_",
     "tree_attention",
+    "unpack_blocks",
     "verify_chain",
     "verify_tree",
     "warm_up",

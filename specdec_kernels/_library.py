@@ -40,6 +40,8 @@ OPS = {
     "expand_tree": "tree.expand_tree",
     "ngram_propose": "history.ngram_propose",
     "pack_linear": "forward.linear",
+    "pack_blocks": "forward.blocks",
+    "unpack_blocks": "forward.blocks",
     "packed_linear": "forward.linear",
     "cached_attention": "forward.attention",
     "norm_qkv_rope": "forward.decoder_layer",

@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._library import cpu_capability
-
-_WIDTHS = {"avx512": 32, "avx2": 16, "plain": 8}
+from ...arguments.blocks import panel_width
+from .blocks import unpack_blocks
 
 
 def pack_linear(weight: Tensor) -> Tensor:
     """The weight in panels of W outputs; neighbouring inputs of bfloat16 lie together."""
     n, k = weight.shape
-    width = _WIDTHS[cpu_capability()]
+    width = panel_width()
     inputs = 2 if weight.dtype == torch.bfloat16 else 1
     panels, steps = -(-n // width), -(-k // inputs)
     padded = weight.new_zeros(panels * width, steps * inputs)
@@ -26,6 +25,9 @@ def packed_linear(
     x: Tensor, panels: Tensor, in_features: int, out_features: int, bias: Tensor | None
 ) -> Tensor:
     """The product of x with the weight that the panels hold, and the bias."""
-    wide = panels.double().view(*panels.shape[:3], -1).transpose(1, 2).flatten(0, 1).flatten(1)
+    if panels.dtype == torch.uint8:
+        wide = unpack_blocks(panels, in_features, out_features).to(x.dtype).double()
+    else:
+        wide = panels.double().view(*panels.shape[:3], -1).transpose(1, 2).flatten(0, 1).flatten(1)
     y = x.double() @ wide[:out_features, :in_features].T
     return (y if bias is None else y + bias.double()).to(x.dtype)
