@@ -13,6 +13,11 @@ import transformers
 from transformers.utils import logging
 
 from specdec_hf.model_paths import MissingModelError
+from specdec_hf.runner.model_record import record_of
+from specdec_hf.runner.packed.blocks import BlockFile
+
+# The GGUF file that a folder was converted from, in the folder.
+CONVERTED_FROM = "converted-from.gguf"
 
 TOKENIZER_FILES = ("token*", "vocab*", "merges.txt", "*.model", "*.spm", "tekken.json")
 
@@ -51,8 +56,11 @@ def load_model(
 ) -> Any:
     """The language model in a folder or GGUF file, in eval mode: causal, or an encoder-decoder.
 
+    On a CPU the loop multiplies by the blocks of the file, where they are the model's weights.
+
     Args:
-        path: folder, or a file whose weights are dequantised.
+        path: folder, or a file whose weights are dequantised. A folder that was converted from such
+            a file may hold it, or a link to it, as `CONVERTED_FROM`.
         device: where the model goes.
         dtype: of its weights; "auto" is that of the file.
         progress: called with a short text while a GGUF file is read.
@@ -73,6 +81,9 @@ def load_model(
             raise ValueError(
                 f"it lacks {len(listed)} weights of {type(model).__name__}, such as {listed[0]}"
             )
+    file = path / CONVERTED_FROM if path.is_dir() else path
+    if file.is_file():
+        record_of(model).blocks = BlockFile(file.resolve())
     return model.to(device).eval()
 
 

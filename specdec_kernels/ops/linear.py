@@ -62,7 +62,7 @@ def _(weight: Tensor) -> Tensor:
     return weight.new_empty((panels, k, width))
 
 
-def pack_blocks(blocks: Tensor, format: str) -> PackedLinear:  # noqa: A002  (GGUF's own word)
+def pack_blocks(blocks: Tensor, format: str) -> PackedLinear:
     """Copy a weight as a GGUF file stores it into the layout that `packed_linear` reads.
 
     The weight stays as small as it is in the file. `packed_linear` multiplies by the float32
@@ -90,7 +90,7 @@ def pack_blocks(blocks: Tensor, format: str) -> PackedLinear:  # noqa: A002  (GG
 
 
 @fake_kernel("pack_blocks")
-def _(blocks: Tensor, format: int) -> Tensor:  # noqa: A002
+def _(blocks: Tensor, format: int) -> Tensor:
     kind, width = BLOCK_FORMATS[format - 1], panel_width()
     n, row = blocks.shape
     return blocks.new_empty((-(-n // width), row // kind.file_bytes, width * kind.bytes))
@@ -132,7 +132,8 @@ def packed_linear(x: Tensor, packed: PackedLinear, bias: Tensor | None = None) -
     NaN or an infinity stays in its row.
 
     Args:
-        x: [..., K] of the dtype of the weight, of any where that is in blocks, on the CPU, any strides.
+        x: [..., K] of the dtype of the weight, of any where that is in blocks, on the CPU, any
+            strides.
         packed: what `pack_linear` or `pack_blocks` returned in a process with the same
             `cpu_capability`.
         bias: [N] of the dtype of x, or None.

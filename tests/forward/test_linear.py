@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
+import gguf
+import numpy as np
 import proofs
 import pytest
 import torch
 from proofs import assert_bits, assert_close
-from proofs.forward import numbers
+from proofs.forward import blocks_of, numbers
 from support.providers import run_case
 
 import specdec_kernels as sk
 from specdec_kernels import reference
+from specdec_kernels.arguments.blocks import BLOCK_NAMES
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WIDTHS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 24, 25, 31, 32, 48, 63, 64, 65, 130]
@@ -60,6 +64,40 @@ def test_agrees_with_the_specification(case):
     # Where numbers overflow on the way, the order of the sum decides between infinity and NaN.
     extreme = (magnitude > 1e30) | (want.abs() > largest)
     assert (same | extreme | ((y.double() - want.double()).abs() <= magnitude)).all()
+
+
+@pytest.mark.parametrize("op", ["pack_blocks", "unpack_blocks"])
+def test_blocks_agree_with_the_specification(op):
+    torch.use_deterministic_algorithms(True)
+    for case in proofs.cases(op):
+        (got,) = run_case(case)
+        assert_bits(got, getattr(reference, op)(*case.args()))
+
+
+@pytest.mark.parametrize("name", BLOCK_NAMES)
+def test_blocks_stand_for_the_numbers_that_the_reader_of_files_gives(name):
+    """Any bits, also scales that are infinite, NaN or subnormal."""
+    blocks = blocks_of(67, 1024, name, torch.Generator().manual_seed(1), math.inf)
+    with np.errstate(all="ignore"):
+        want = gguf.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[name])
+    got = sk.unpack_blocks(sk.pack_blocks(blocks, name))
+    assert torch.equal(got.isnan(), torch.from_numpy(want).isnan())
+    assert_bits(got.nan_to_num(0), torch.from_numpy(want).nan_to_num(0))
+
+
+@by_dtype
+@pytest.mark.parametrize("name", BLOCK_NAMES)
+@pytest.mark.parametrize(("n", "k"), [(70, 512), (97, 1536)])
+def test_blocks_give_the_bits_of_their_numbers(name, n, k, dtype):
+    g = torch.Generator().manual_seed(n)
+    blocks = sk.pack_blocks(blocks_of(n, k, name, g, 0.01), name)
+    floats = sk.pack_linear(sk.unpack_blocks(blocks).to(dtype))
+    x, _, bias = drawn(n, k, 130, dtype)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for m in WIDTHS:
+            want = sk.packed_linear(x[:m], floats, bias)
+            assert_bits(sk.packed_linear(x[:m], blocks, bias), want)
 
 
 @pytest.mark.parametrize("k", [128, 577, 1536, 8192])

@@ -23,6 +23,7 @@ from fuzz.values import (
 
 import specdec_kernels as sk
 from specdec_kernels import _library
+from specdec_kernels.arguments.blocks import BLOCK_FORMATS
 
 
 class Call(NamedTuple):
@@ -383,14 +384,32 @@ def pack_linear(r):
     return Call(sk.pack_linear, {"weight": weight(r)})
 
 
+def blocks(r):
+    """Blocks of any bits, and their format."""
+    kind = r.choice(BLOCK_FORMATS)
+    shape = r.choice((1, 7, 8, 31, 33, 70)), r.choice((1, 2, 3)) * kind.file_bytes
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=r.tensors), kind.name
+
+
+def pack_blocks(r):
+    return Call(sk.pack_blocks, dict(zip(("blocks", "format"), blocks(r), strict=True)))
+
+
+def unpack_blocks(r):
+    return Call(sk.unpack_blocks, {"packed": sk.pack_blocks(*blocks(r))})
+
+
 def packed_linear(r):
-    w = weight(r)
+    w, packed = weight(r), None
+    if r.happens(0.5):
+        packed = sk.pack_blocks(*blocks(r))
+        w = sk.unpack_blocks(packed).to(r.choice(FLOATS))
     lead = r.choice(((), (1,), (0,), (2, 3), (8,), (13,), (64,), (2, 65)))
     x = torch.randn(*lead, w.shape[1], generator=r.tensors).to(w.dtype)
     bias = torch.randn(w.shape[0], generator=r.tensors).to(w.dtype) if r.happens(0.5) else None
     bias = bias if bias is None else laid_out(r, bias)
     return Call(sk.packed_linear, {
-        "x": laid_out(r, odd(r, x)), "packed": sk.pack_linear(w), "bias": bias,
+        "x": laid_out(r, odd(r, x)), "packed": packed or sk.pack_linear(w), "bias": bias,
     })  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import proofs
 import torch
-from proofs import assert_close, copied, intervals, same_buffers, same_tensors, tensors
+from proofs import assert_bits, assert_close, copied, intervals, same_buffers, same_tensors, tensors
 from proofs.forward import layer_by_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -184,9 +184,19 @@ def check_pack_linear(given, panels):
     assert torch.equal(panels.view(bits), reference.pack_linear(given["weight"]).view(bits))
 
 
+def check_pack_blocks(given, panels):
+    assert torch.equal(panels, reference.pack_blocks(given["blocks"], given["format"]))
+
+
+def check_unpack_blocks(given, weight):
+    assert_bits(weight, reference.unpack_blocks(*given.values()))
+
+
 def check_packed_linear(given, y):
     x, panels, bias = given["x"], given["panels"], given["bias"]
     k, n = given["in_features"], given["out_features"]
+    if panels.dtype == torch.uint8:
+        panels = reference.pack_linear(reference.unpack_blocks(panels, k, n).to(x.dtype))
     magnitude = reference.packed_linear(x.double().abs(), panels.abs(), k, n, None)
     want = reference.packed_linear(x.double(), panels, k, n, bias)
     largest = 1e30 if y.dtype != torch.float16 else 6e4

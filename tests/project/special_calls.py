@@ -36,6 +36,7 @@ def shown(shape):
 
 PANELS = pack_linear(f32(3, 5)).panels
 WIDTH = PANELS.shape[-1]
+Q4_1 = torch.zeros(3, 40, dtype=torch.uint8)  # blocks of three outputs
 Q, SPARSE = f32(3, 4, 7), dict(draft=f32(3, 4, 2), ids=i64(3, 4, 2))
 RAGGED = dict(target=f32(9, 7), target_indptr=i64(4))
 
@@ -200,6 +201,19 @@ SPECIAL |= {
     "pack_linear": [
         (dict(weight=f32(3, 0)), "weight must not be empty, got [3, 0]"),
         (dict(weight=f32(2, 3).T), "weight must be contiguous, got strides [1, 3]"),
+    ],
+    "pack_blocks": [
+        (dict(blocks=Q4_1[:, :30]),
+         "blocks must be [N, bytes of a row], a multiple of 20, got [3, 30]"),
+        (dict(blocks=Q4_1.T.contiguous().T), "blocks must be contiguous, got strides [1, 3]"),
+        (dict(blocks=Q4_1[:0]),
+         "blocks must be [N, bytes of a row], a multiple of 20, got [0, 40]"),
+    ],
+    "unpack_blocks": [
+        (dict(panels=PANELS), f"panels must hold blocks, got float32 [1, 5, {WIDTH}]"),
+        (dict(in_features=32), f"panels must be [1, 1, {20 * WIDTH}] {SET} [1, 2, {20 * WIDTH}]"),
+        (dict(in_features=48),
+         "panels must be of a multiple of 32 inputs in this format, got K = 48"),
     ],
     "packed_linear": [
         (dict(x=torch.tensor(1.0)), "x must be [..., K] with K = 5, got []"),

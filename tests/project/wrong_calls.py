@@ -13,6 +13,7 @@ import re
 import torch
 from project.special_calls import (
     PANELS,
+    Q4_1,
     RAGGED,
     SPARSE,
     SPECIAL,
@@ -26,7 +27,8 @@ from project.special_calls import (
 )
 from support.providers import sample, verify, verify_tree
 
-from specdec_kernels import RULES, TREE_RULES, PackedDecoderLayer, Tree, pack_linear
+from specdec_kernels import RULES, TREE_RULES, PackedDecoderLayer, Tree, pack_blocks, pack_linear
+from specdec_kernels.arguments.blocks import BLOCK_NAMES
 
 
 def arguments_of(op):
@@ -80,6 +82,9 @@ MAKE = {
     "ngram_propose": built(dict(history=i64(3, 9), lengths=i64(3), gamma=4, max_ngram=3,
                                 min_ngram=2)),
     "pack_linear": built(dict(weight=f32(3, 5))),
+    "pack_blocks": built(dict(blocks=Q4_1, format=2)),
+    "unpack_blocks": built(dict(panels=pack_blocks(Q4_1, "Q4_1").panels, in_features=64,
+                                out_features=3)),
     "packed_linear": built(dict(x=f32(2, 5), panels=PANELS, in_features=5, out_features=3,
                                 bias=None)),
     "cached_attention": built(dict(query=f32(2, 4, 3, 5), keys=f32(2, 2, 7, 5),
@@ -203,6 +208,10 @@ CALLS = {
                   max_ngram="at least min_ngram = 2")),
     ],
     "pack_linear": [({}, dict(weight=("[N, K]", ROWS)))],
+    "pack_blocks": [({}, dict(blocks=("[N, bytes of a row], a multiple of 20", "uint8"),
+                              format=f"in [1, {len(BLOCK_NAMES)}]"))],
+    "unpack_blocks": [({}, dict(panels=(None, "uint8"), in_features="at least 1",
+                                out_features="at least 1"))],
     "packed_linear": [
         (dict(bias=f32(3)), dict(x=("[..., K] with K = 5", ROWS), panels=(None, F32),
                                  bias=("[3]", F32), out_features="at least 1")),
@@ -370,6 +379,8 @@ GOOD = {
     "expand_tree": dict(logits=f32(1, 1, 7), scores=f32(1, 1), width=1),
     "ngram_propose": dict(history=i64(1, 1), lengths=ONE, gamma=1),
     "pack_linear": dict(weight=f32(3, 2)),
+    "pack_blocks": dict(blocks=Q4_1, format="Q4_1"),
+    "unpack_blocks": dict(packed=pack_blocks(Q4_1, "Q4_1")),
     "packed_linear": dict(x=f32(1, 2), packed=SQUARE),
     "cached_attention": dict.fromkeys(("query", "keys", "values"), f32(1, 1, 2, 3)),
     "norm_qkv_rope": dict(x=PAIR, norm=f32(2), qkv=[SQUARE] * 3, cos=PAIR, sin=PAIR, epsilon=0.5,

@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from proofs.case import SHORT, Args, Case, spread
 from specdec_kernels import reference
+from specdec_kernels.arguments.blocks import BLOCK_FORMATS, BLOCK_NAMES
 
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -33,15 +34,49 @@ def pack_case(n: int, k: int, dtype: torch.dtype = f32) -> Case:
     return Case("pack_linear", "-".join([f"N{n}", f"K{k}", SHORT[dtype]]), build)
 
 
-def linear_case(lead, n, k, dtype=f32, *, bias=True, kind="normal", layout="dense") -> Case:
+def blocks_of(n: int, k: int, name: str, g: Generator, scale: float = 1.0) -> Tensor:
+    """Blocks of a weight [n, k] of any integers; its scales are at most `scale`.
+
+    scale: infinity for any bits of float16, also infinite and NaN.
+    """
+    kind = BLOCK_FORMATS[BLOCK_NAMES.index(name)]
+    x = torch.randint(0, 256, (n, k // kind.inputs, kind.file_bytes), generator=g).to(torch.uint8)
+    if scale < math.inf:
+        halves = 2 if kind.has_minimum else 1
+        drawn = (torch.rand(n, k // kind.inputs, halves, generator=g) * scale).half()
+        at = 208 if name == "Q6_K" else 0
+        x[..., at : at + 2 * halves] = drawn.view(torch.uint8)
+    return x.flatten(1)
+
+
+def blocks_case(op: str, n: int, k: int, name: str) -> Case:
+    """A case of `pack_blocks` or `unpack_blocks`."""
+
+    def build(g: Generator) -> Args:
+        blocks, number = blocks_of(n, k, name, g, math.inf), BLOCK_NAMES.index(name) + 1
+        return (blocks, number) if op == "pack_blocks" else (
+            reference.pack_blocks(blocks, number), k, n
+        )  # fmt: skip
+
+    return Case(op, "-".join([f"N{n}", f"K{k}", name]), build)
+
+
+def linear_case(
+    lead, n, k, dtype=f32, *, bias=True, kind="normal", layout="dense", blocks=None
+) -> Case:
     """A case of `packed_linear` on x [*lead, k]; `kind` is that of x."""
 
     def build(g: Generator) -> Args:
         x = spread(numbers((*lead, k), g, kind).to(dtype), layout)
-        panels = reference.pack_linear(torch.randn(n, k, generator=g).to(dtype))
+        if blocks is None:
+            panels = reference.pack_linear(torch.randn(n, k, generator=g).to(dtype))
+        else:
+            packed = blocks_of(n, k, blocks, g, 0.01), BLOCK_NAMES.index(blocks) + 1
+            panels = reference.pack_blocks(*packed)
         return x, panels, k, n, torch.randn(n, generator=g).to(dtype) if bias else None
 
     words = ["x".join(map(str, lead)) or "vector", f"N{n}", f"K{k}", SHORT[dtype], kind, layout]
+    words += [blocks] if blocks else []
     return Case("packed_linear", "-".join([*words, *(["bias"] if bias else [])]), build)
 
 
@@ -219,6 +254,19 @@ CASES: tuple[Case, ...] = (
     linear_case((1,), 1, 17, f16, bias=False),
     linear_case((6,), 19, 515, f16, kind="faulty"),
     linear_case((64,), 130, 260, bias=False),
+    *(
+        blocks_case(op, n, 512, kind)
+        for kind in BLOCK_NAMES
+        for n in (1, 70)
+        for op in ("pack_blocks", "unpack_blocks")
+    ),
+    *(
+        linear_case((5,), 70, 512, dtype, blocks=kind)
+        for kind in BLOCK_NAMES
+        for dtype in (f32, bf16)
+    ),
+    linear_case((2, 33), 97, 1536, blocks="Q4_1", kind="faulty"),
+    linear_case((13,), 40, 576, f16, blocks="Q8_0", bias=False),
     linear_case((0,), 9, 5),
     linear_case((2, 0), 9, 5, bf16),
     attention_case((1, 9, 3, 1, 100, 64)),

@@ -37,7 +37,7 @@ void check_panels(const std::string& name, const Tensor& panels, int64_t out_fea
   const BlockFormat block = block_format(format_of(panels));
   const bool blocks = block.file_bytes > 0;
   SPECDEC_CHECK(blocks || panels.scalar_type() == of.scalar_type(), name, " must be ",
-                dtype_name(of), " or blocks, got ", dtype_name(panels), " ", shape_of(panels));
+                dtype_name(of), ", got ", dtype_name(panels));
   check_same_device(name.c_str(), panels, of, of_name);
   PanelLayout layout = layout_of(of, out_features, in_features);
   if (blocks) {

@@ -5,6 +5,7 @@ It is SmolLM2-135M-Instruct, dequantised from the Q4_1 file of the package ``llm
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ import transformers
 
 from specdec_hf.cli.sources import EMBEDDED_NAME, embedded_gguf
 from specdec_hf.model_files import (
+    CONVERTED_FROM,
     dequantised,
     files_of,
     gguf_progress,
@@ -85,8 +87,17 @@ def embedded_folder(*, again: bool = False, progress: Callable[[str], None] | No
             raise
         except Exception as error:  # a damaged file may raise anything
             raise MissingModelError(f"cannot convert {gguf.name}: {error}") from error
+    _link(gguf.resolve(), folder / CONVERTED_FROM)
     say(f"loading {EMBEDDED_NAME}")
     return folder
+
+
+def _link(gguf: Path, link: Path) -> None:
+    """Where a folder cannot be written or has no links, the floats of the model are packed."""
+    if link.resolve() != gguf:
+        with contextlib.suppress(OSError):
+            link.unlink(missing_ok=True)
+            link.symlink_to(gguf)
 
 
 def load_folder(

@@ -14,6 +14,7 @@ class ModelRecord:
     Attributes:
         compiled: its `CompiledForward`, or the `CompiledStep` of a head.
         packed: its `PackedModel`, or the `PackedStep` of a head.
+        blocks: the `BlockFile` that it was read from.
         digest: the state of its weights, and their digest.
         agreement: (key of a shipped head and of the weights, the share of tokens they agree on).
         head: (key of the files, `PlacedHead`) of the model's own head.
@@ -25,6 +26,7 @@ class ModelRecord:
 
     compiled: Any = None
     packed: Any = None
+    blocks: Any = None
     digest: tuple[Any, str] | None = None
     agreement: tuple[Any, float | None] | None = None
     head: tuple[Any, Any] | None = None

@@ -27,7 +27,7 @@ class Fields(NamedTuple):
     q: Tensor  # uint8; int8 in Q8_0
 
 
-def pack_blocks(blocks: Tensor, format: int) -> Tensor:  # noqa: A002  (the name of the argument)
+def pack_blocks(blocks: Tensor, format: int) -> Tensor:
     """The blocks of W outputs side by side, each of their fields in turn."""
     kind = BLOCK_FORMATS[format - 1]
     width, n = panel_width(), len(blocks)
@@ -61,7 +61,8 @@ def unpack_blocks(panels: Tensor, in_features: int, out_features: int) -> Tensor
         size = count * width * dtype.itemsize
         field = panels[:, :, at : at + size].contiguous().view(dtype)
         at += size
-        return field.unflatten(2, (count, width)).permute(0, 3, 1, 2).flatten(0, 1)
+        wide: Tensor = field.unflatten(2, (count, width))
+        return wide.permute(0, 3, 1, 2).flatten(0, 1)
 
     none = panels.new_zeros(len(panels) * width, panels.shape[1], kind.parts)
     scale = read(1, torch.float16)[..., 0]
@@ -90,7 +91,8 @@ def _values(fields: Fields, kind: BlockFormat) -> Tensor:
     weight = scale[..., None] * q
     if kind.has_minimum:
         weight = weight + minimum[..., None]
-    return weight.flatten(1)
+    wide: Tensor = weight.flatten(1)
+    return wide
 
 
 def _words(q: Tensor, bits: int) -> Tensor:
@@ -102,7 +104,8 @@ def _words(q: Tensor, bits: int) -> Tensor:
 
 def _numbers(words: Tensor, bits: int) -> Tensor:
     """[..., inputs] int32: the reverse of `_words`."""
-    return (words[..., None].long() >> torch.arange(0, 32, bits) & 2**bits - 1).flatten(-2).int()
+    numbers: Tensor = words[..., None].long() >> torch.arange(0, 32, bits) & 2**bits - 1
+    return numbers.flatten(-2).int()
 
 
 def _read_file(blocks: Tensor, kind: BlockFormat) -> Fields:

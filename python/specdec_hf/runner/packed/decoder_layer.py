@@ -57,7 +57,7 @@ def unfused_reason(layer: Any) -> str | None:
         return "its norms differ"
     if not all(hasattr(linear, "packed_weight") for linear in _linear_layers(layer)):
         return "not all of its linear layers are packed"
-    dtypes = {linear.packed_weight.panels.dtype for linear in _linear_layers(layer)}
+    dtypes = {linear.dtype for linear in _linear_layers(layer)}
     if len(dtypes | {parameter.dtype for parameter in layer.parameters()}) > 1:
         return "its parameters have several dtypes"
     mlp_biases = [linear.bias is None for linear in _linear_layers(layer)[4:]]

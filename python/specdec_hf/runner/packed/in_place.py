@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +17,17 @@ from transformers import PreTrainedModel
 from specdec_hf.arguments import shown
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.module_copy import copy_reason
+from specdec_hf.runner.packed.blocks import BlockFile
 from specdec_hf.runner.packed.linear import bytes_of, unpacked_reason
-from specdec_hf.runner.packed.model import OnlyPacked, PackedStats, is_other_linear, resident_bytes
-from specdec_kernels import PackedLinear, pack_linear, packed_linear
+from specdec_hf.runner.packed.model import (
+    OnlyPacked,
+    PackedStats,
+    is_other_linear,
+    name_of_file,
+    number_of_blocks,
+    resident_bytes,
+)
+from specdec_kernels import PackedLinear, pack_linear, packed_linear, unpack_blocks
 
 
 class PackedInPlace(OnlyPacked):
@@ -34,7 +44,7 @@ class PackedInPlace(OnlyPacked):
         self.train(layer.training)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias = layer.bias
-        self._tied = layer.weight if tied else None
+        self._tied, self.dtype = layer.weight if tied else None, layer.weight.dtype
         self.packed_weight = packed
 
     @property
@@ -48,18 +58,21 @@ class PackedInPlace(OnlyPacked):
         if self._tied is not None:
             return self._tied
         panels, inputs, outputs = self.packed_weight
+        if panels.dtype == torch.uint8:
+            return unpack_blocks(self.packed_weight)
         if panels.ndim == 4:  # pairs of inputs
             panels = panels.transpose(2, 3).flatten(1, 2)
         return panels.transpose(1, 2).flatten(0, 1)[:outputs, :inputs].contiguous()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype != self.panels.dtype or torch.is_autocast_enabled("cpu"):
+        if x.dtype != self.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, self.weight, self.bias)
         return packed_linear(x, self.packed_weight, self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        other = fn(self.panels[:0])
-        if (other.dtype, other.device) == (self.panels.dtype, self.panels.device):
+        own = self.panels.new_empty(0, dtype=self.dtype)
+        other = fn(own)
+        if (other.dtype, other.device) == (own.dtype, own.device):
             return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # It is too late to refuse: other modules have been converted before this one.
         plain = nn.Linear(self.in_features, self.out_features, device="meta").train(self.training)
@@ -124,18 +137,26 @@ def pack_(model: Any) -> PackedStats:
         reason = next(iter(reasons), None) or "it has no plain linear layers"
     if reason is not None:
         raise ValueError(f"{type(model).__name__} cannot be packed: {reason}")
-    record_of(model).packed = None
+    record = record_of(model)
+    record.packed = None
     others: dict[nn.Module, None] = {}
     # A layer goes with its weight as soon as no module has it.
-    _replace_in(model, weakref.WeakKeyDictionary(), {}, _held_elsewhere(model), others)
+    pack = partial(_pack, record.blocks)
+    _replace_in(model, weakref.WeakKeyDictionary(), {}, _held_elsewhere(model), others, pack)
     layers = [m for m in model.modules() if isinstance(m, PackedInPlace)]
     return PackedStats(
         layers=len(layers),
+        blocks=number_of_blocks(layers),
+        file=name_of_file(model),
         bytes=bytes_of(layers),
         resident_bytes=resident_bytes(),
         seconds=time.perf_counter() - started,
         unpacked=dict(Counter(type(module).__name__ for module in others)),
     )
+
+
+def _pack(file: BlockFile | None, weight: torch.Tensor) -> PackedLinear:
+    return (file and file.pack(weight)) or pack_linear(weight)
 
 
 def _held_elsewhere(model: nn.Module) -> set[int]:
@@ -150,6 +171,7 @@ def _replace_in(
     packed: dict[int, PackedLinear],
     held: set[int],
     others: dict[nn.Module, None],
+    pack: Callable[[torch.Tensor], PackedLinear],
 ) -> None:
     """As `pack_`; ``packed`` has the number of each weight, ``others`` what stays."""
     for name, child in module._modules.items():
@@ -158,12 +180,12 @@ def _replace_in(
         if is_other_linear(child):
             others[child] = None
         elif unpacked_reason(child) is not None:
-            _replace_in(child, made, packed, held, others)
+            _replace_in(child, made, packed, held, others, pack)
         else:
             if child not in made:
                 assert isinstance(child, nn.Linear)
                 number = id(child.weight)
                 if number not in packed:
-                    packed[number] = pack_linear(child.weight.detach())
+                    packed[number] = pack(child.weight.detach())
                 made[child] = PackedInPlace(child, packed[number], tied=number in held)
             module._modules[name] = made[child]

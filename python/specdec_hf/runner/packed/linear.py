@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from specdec_hf.runner.packed.blocks import BlockFile, bits_of, row_sums
 from specdec_kernels import PackedLinear, pack_linear, packed_linear
 
 _Place = tuple[int, torch.Size, torch.dtype]  # address, shape and dtype of a weight
@@ -25,6 +26,7 @@ class _PackedCopy:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.place = _place_of(weight)
+        self.file: BlockFile | None = None
         # As long as this object holds the weight, no other tensor gets its address.
         self._held = weight.detach()
         self._version, self._contents = -1, torch.empty(0)
@@ -40,9 +42,15 @@ class _PackedCopy:
         if version == self._version and torch.equal(contents, self._contents):
             return False
         with torch.inference_mode(False), torch.no_grad():
-            self.panels = pack_linear(weight.detach())
+            blocks = self.file and self.file.pack(weight.detach())
+            self.panels = blocks or pack_linear(weight.detach())
         self._version, self._contents = version, contents
         return True
+
+    def read_from(self, file: BlockFile) -> None:
+        """Take the blocks of a file, where its weights are these, from the next refresh on."""
+        if self.file is None:
+            self.file, self._version = file, -1
 
 
 _copies: weakref.WeakValueDictionary[_Place, _PackedCopy] = weakref.WeakValueDictionary()
@@ -53,13 +61,15 @@ class LinearWithPackedCopy(torch.nn.Module):
 
     Args:
         layer: see `unpacked_reason`.
+        file: whose blocks are multiplied where they are the weight.
     """
 
-    def __init__(self, layer: torch.nn.Linear) -> None:
+    def __init__(self, layer: torch.nn.Linear, file: BlockFile | None = None) -> None:
         super().__init__()
         self._parameters = layer._parameters
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self._copy: _PackedCopy | None = None
+        self._file = file
         self.refresh()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,6 +78,13 @@ class LinearWithPackedCopy(torch.nn.Module):
         if x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, weight, bias)
         return packed_linear(x, self.packed_weight, bias)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weight."""
+        weight: Any = self.weight
+        dtype: torch.dtype = weight.dtype
+        return dtype
 
     @property
     def packed_weight(self) -> PackedLinear:
@@ -90,6 +107,8 @@ class LinearWithPackedCopy(torch.nn.Module):
             if copy is None:
                 copy = _copies[place] = _PackedCopy(weight)
             self._copy = copy
+            if self._file is not None:
+                copy.read_from(self._file)
         return self._copy.refresh(weight)
 
 
@@ -114,13 +133,9 @@ def _digest(weight: torch.Tensor) -> torch.Tensor:
         int64, of one dimension. Sums wrap around. They miss that numbers of a row change places,
         which the three rows show where it happens in all rows.
     """
-    rows, row_bytes = len(weight), weight.shape[1] * weight.element_size()
-    # As wide as a view can be: sums of int64 run at the speed of memory.
-    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}
-    begin = weight.storage_offset() * weight.element_size()
-    bits = weight.view(next(integers[n] for n in integers if row_bytes % n == begin % n == 0))
-    some = bits[[0, rows // 2, rows - 1]].flatten().long()
-    return torch.cat([bits.sum(dim=1, dtype=torch.int64), some])
+    rows = len(weight)
+    some = bits_of(weight)[[0, rows // 2, rows - 1]].flatten().long()
+    return torch.cat([row_sums(weight), some])
 
 
 def _place_of(weight: torch.Tensor) -> _Place:

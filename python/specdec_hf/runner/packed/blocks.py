@@ -1,0 +1,101 @@
+"""Weights as the GGUF file of a model stores them: a sixth of the bytes of float32.
+
+The contents decide what is multiplied by blocks: a weight of a model is that of a tensor of the
+file if all its bits are those that the blocks stand for, in some order of the rows (Transformers
+reorders those of the queries and keys of some models). So no name is compared, and a weight that
+was changed is packed as it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from specdec_kernels import PackedLinear, pack_blocks, unpack_blocks
+from specdec_kernels.arguments.blocks import BLOCK_NAMES
+
+
+@dataclass
+class _Stored:
+    """A tensor of the file.
+
+    Attributes:
+        blocks: [N, bytes of a row] uint8, mapped.
+        format: of its blocks.
+        total: the sum of the bits of its weights; None before it has been unpacked.
+    """
+
+    blocks: np.ndarray
+    format: str
+    total: int | None = None
+
+    def packed(self, order: torch.Tensor | None = None) -> PackedLinear:
+        """With the rows in another order."""
+        rows = np.array(self.blocks) if order is None else self.blocks[order.numpy()]
+        return pack_blocks(torch.from_numpy(rows), self.format)
+
+
+class BlockFile:
+    """The blocks of a GGUF file.
+
+    Args:
+        path: the file. It is read when a weight is first looked for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def _tensors(self) -> dict[tuple[int, int], list[_Stored]]:
+        """By [N, K]."""
+        from gguf import GGUFReader  # noqa: PLC0415  # takes a while
+
+        found: dict[tuple[int, int], list[_Stored]] = defaultdict(list)
+        for tensor in GGUFReader(self.path).tensors:
+            kind = tensor.tensor_type.name
+            if kind in BLOCK_NAMES and tensor.data.ndim == 2:
+                k, n = (int(size) for size in tensor.shape)
+                found[n, k].append(_Stored(tensor.data, kind))
+        return found
+
+    def pack(self, weight: torch.Tensor) -> PackedLinear | None:
+        """The blocks of a weight [N, K], or None where the file has none with its numbers."""
+        if weight.dtype != torch.float32:
+            return None  # unpacking and rounding takes longer than reading 16 bits
+        sums = row_sums(weight)
+        total = int(sums.sum())
+        for stored in self._tensors.get((weight.shape[0], weight.shape[1]), ()):
+            if stored.total not in (None, total):
+                continue
+            packed = stored.packed()
+            unpacked = unpack_blocks(packed)
+            own = row_sums(unpacked)
+            stored.total = int(own.sum())
+            if stored.total == total and not torch.equal(own, sums):
+                packed = stored.packed(own.argsort()[sums.argsort().argsort()])
+                unpacked = unpack_blocks(packed)
+            if torch.equal(bits_of(unpacked), bits_of(weight)):
+                return packed
+        return None
+
+
+def row_sums(weight: torch.Tensor) -> torch.Tensor:
+    """[N] int64: the sum of the bits of each row, which wraps around.
+
+    Args:
+        weight: [N, K], contiguous, with at least one number.
+    """
+    return bits_of(weight).sum(dim=1, dtype=torch.int64)
+
+
+def bits_of(weight: torch.Tensor) -> torch.Tensor:
+    """The bits of [N, K], as wide as a view can be: sums of int64 run at the speed of memory."""
+    row_bytes = weight.shape[1] * weight.element_size()
+    begin = weight.storage_offset() * weight.element_size()
+    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+    return weight.view(next(integers[n] for n in integers if row_bytes % n == begin % n == 0))
