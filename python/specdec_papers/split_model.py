@@ -19,10 +19,12 @@ from specdec_hf.runner.comparison import CacheCheck, checks_of, compare, toleran
 from specdec_hf.runner.forwards import FIRST, SINGLE, ForwardPolicy
 from specdec_hf.runner.packed.decoder_layer import unfused
 from specdec_hf.runner.protocol import (
+    CACHE_NAME,
     Lengths,
     forward_arguments,
     num_parameters,
     rounded,
+    to_device,
     vocab_size_of,
 )
 from specdec_hf.runner.self_check import one_line, undisturbed
@@ -70,6 +72,39 @@ class _NoSublayer(torch.nn.Module):
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         nothing = torch.zeros_like(hidden_states)
         return (nothing, None) if self.pair else nothing
+
+
+def _reread_inputs(runner: SpecRunner, size: int) -> dict[str, Any]:
+    """Model inputs to read the text that the cache holds once more, each token for itself.
+
+    A token attends to those before it as the cache holds them, and to itself as this forward reads
+    it. So a part of the model reads all tokens of a text in one forward as it would read each of
+    them alone. Keys and values go beyond the text, where the next forward overwrites them.
+
+    Args:
+        runner: that of the text.
+        size: tokens of each sequence: those of the longest text.
+    """
+    cache, lengths, device = runner.cache, runner.lengths, runner.device
+    longest = int(lengths.max())
+    visible = runner.policy.visible(longest + size)
+    ends = to_device(lengths, device)
+    cache.move_cursor(ends, longest, visible)
+    order = torch.arange(size, device=device)
+    queries, own = order[:, None], (ends[:, None] + order)[..., None]  # [n, 1], [B, n, 1]
+    slots = torch.arange(visible, device=device)  # [S]
+
+    def mask_of(sliding: int) -> torch.Tensor:
+        before = slots < torch.minimum(queries, ends[:, None, None])
+        if sliding:
+            before = before & (slots > queries - sliding)
+        return (before | (slots == own))[:, None]
+
+    return {
+        CACHE_NAME: cache,
+        "position_ids": order.expand(len(lengths), -1),
+        "attention_mask": runner.by_layer_type(mask_of),
+    }
 
 
 def run_inputs(model: Any, inputs: dict[str, Any], keep: int) -> torch.Tensor:
@@ -179,7 +214,7 @@ class SplitModel:
             runner: that of the model, which has read the text and nothing else.
             tokens: [B, n] int64, the tokens of the cache.
         """
-        inputs = runner.reread_window(tokens.shape[1])
+        inputs = _reread_inputs(runner, tokens.shape[1])
         logits = run_inputs(self._first, {"input_ids": tokens, **inputs}, tokens.shape[1])
         self._take_hidden()
         return logits

@@ -45,19 +45,13 @@ from specdec_kernels import analysis, verify_chain
 from specdec_kernels.arguments.checks import float32
 
 FORMS = {
-    "logits": dict(),
-    "gamma1-V5": dict(v=5, gamma=1),
-    "gamma3-V2": dict(v=2, gamma=3),
-    "bf16": dict(dtype=torch.bfloat16),
-    "f16": dict(dtype=torch.float16),
-    "zeros": dict(v=4, holes=True),
-    "equal": dict(same=True),
-    "probs": dict(kind="probs"),
+    "logits": dict(), "gamma1-V5": dict(v=5, gamma=1), "gamma3-V2": dict(v=2, gamma=3),
+    "bf16": dict(dtype=torch.bfloat16), "f16": dict(dtype=torch.float16),
+    "zeros": dict(v=4, holes=True), "equal": dict(same=True), "probs": dict(kind="probs"),
     "probs-zeros": dict(kind="probs", holes=True),
     "probs-filtered": dict(v=4, kind="probs", target_filters=dict(temperature=0.7, top_p=0.8)),
     "probs-cold": dict(kind="probs", target_filters=dict(temperature=0.7)),
-    "one-hot": dict(draft="none"),
-    "one-hot-probs": dict(v=4, draft="none", kind="probs"),
+    "one-hot": dict(draft="none"), "one-hot-probs": dict(v=4, draft="none", kind="probs"),
     "one-hot-filtered": dict(v=4, draft="none", target_filters=dict(temperature=0.7, top_p=0.8)),
     "hot": dict(target_filters=dict(temperature=2.5)),
     "top-k": dict(v=4, target_filters=dict(top_k=2)),
@@ -71,20 +65,16 @@ FORMS = {
         target_filters=dict(temperature=0.8, top_k=3, top_p=0.9, min_p=0.05),
     ),
     "sampled-greedy": dict(draft="sampled", draft_filters=dict(temperature=0.0)),
-    "sparse": dict(draft="sparse"),
-    "sparse-probs": dict(v=4, draft="sparse", kind="probs"),
+    "sparse": dict(draft="sparse"), "sparse-probs": dict(v=4, draft="sparse", kind="probs"),
     "sparse-filtered": dict(v=4, draft="sparse", target_filters=dict(temperature=0.7, top_k=3)),
-    "mapped": dict(v=4, draft="mapped"),
-    "mapped-probs": dict(draft="mapped", kind="probs"),
+    "mapped": dict(v=4, draft="mapped"), "mapped-probs": dict(draft="mapped", kind="probs"),
     "mapped-sampled": dict(
         v=4, draft="mapped-sampled", draft_filters=dict(temperature=0.6, top_k=2)
     ),
-    "wide": dict(draft="wide"),
-    "wide-probs": dict(draft="wide", kind="probs"),
+    "wide": dict(draft="wide"), "wide-probs": dict(draft="wide", kind="probs"),
     "wide-sampled": dict(draft="wide-sampled", draft_filters=dict(temperature=1.5, top_k=3)),
     "wide-filtered": dict(draft="wide", target_filters=dict(temperature=0.7, top_k=2)),
-    "narrow": dict(draft="narrow"),
-    "narrow-probs": dict(v=4, draft="narrow", kind="probs"),
+    "narrow": dict(draft="narrow"), "narrow-probs": dict(v=4, draft="narrow", kind="probs"),
     "narrow-sampled": dict(
         v=4, draft="narrow-sampled", draft_filters=dict(temperature=0.8, top_k=2)
     ),

@@ -102,17 +102,13 @@ def test_many_tiles_and_scan_blocks(rule, filters):
 
 
 EDGES = {
-    "floor": (dict(top_k=9), 3.0),
-    "as-many-as-spans": (dict(top_k=63), 1.0),
+    "floor": (dict(top_k=9), 3.0), "as-many-as-spans": (dict(top_k=63), 1.0),
     "more-than-spans": (dict(top_k=64, min_p=0.01), 3.0),
-    "more-than-a-list": (dict(top_k=300, top_p=0.9), 1.0),
-    "top-p-alone": (dict(top_p=0.9), 5.0),
-    "flat-top-p": (dict(top_p=0.7), 0.01),
-    "min-p-alone": (dict(min_p=0.2), 0.5),
-    "ties": (dict(top_k=9, top_p=0.8), 0.5),
-    "all-equal": (dict(top_k=3), 0.0),
+    "more-than-a-list": (dict(top_k=300, top_p=0.9), 1.0), "top-p-alone": (dict(top_p=0.9), 5.0),
+    "flat-top-p": (dict(top_p=0.7), 0.01), "min-p-alone": (dict(min_p=0.2), 0.5),
+    "ties": (dict(top_k=9, top_p=0.8), 0.5), "all-equal": (dict(top_k=3), 0.0),
     "signed-zeros": (dict(top_k=3), 1.0),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("edge", EDGES)

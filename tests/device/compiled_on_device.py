@@ -41,6 +41,7 @@ def test_the_text_on_the_device_is_that_without_graphs(llama, lengths, tree):
         assert torch.equal(out.sequences, eager.sequences)
         assert (made.eager, made.without_cuda_graphs, made.recompilations) == ("", "", 0)
         assert made.replayed == out.stats.rounds
+        assert (made.verified > 0) == (tree is None)
         assert made.drafts[0].replayed > 0
 
 

@@ -264,6 +264,6 @@ def leaving_out(names: Sequence[str], left_out: str) -> Callable[..., Any]:
             if name != left_out:
                 own.copy_(given)
         self._replay()
-        return self._outputs if left_out == "copies" else [x.clone() for x in self._outputs]
+        return self.outputs if left_out == "copies" else [x.clone() for x in self.outputs]
 
     return replay

@@ -8,10 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hf.recorded_ops import FEW_WIDTHS, FreedMemory, OpRecorder, leaving_out, record_ops
-from specdec_hf import SpeculativeDecoder, generate
+from hf.recorded_ops import (
+    FEW_WIDTHS,
+    FreedMemory,
+    OpRecorder,
+    leaving_out,
+    overwrite,
+    record_ops,
+)
+from specdec_hf import PromptLookupDrafter, SpeculativeDecoder, generate
 from specdec_hf.drafters.model import ModelDrafter
-from specdec_hf.extras.compiled import compiled_call, cuda_graphs
+from specdec_hf.drafting.drafter import Needs
+from specdec_hf.extras.compiled import compiled_call, cuda_graphs, verification
 from specdec_hf.loop import begin
 from specdec_hf.runner import forwards
 from specdec_hf.runner.model_record import record_of
@@ -53,7 +61,7 @@ def test_the_text_is_that_without_graphs(kind):
         assert (made.eager, made.without_cuda_graphs) == ("", "")
         assert out.stats.notes == eager.stats.notes
         assert made.replayed == out.stats.rounds
-        assert made.cuda_graphs == WIDTHS
+        assert made.cuda_graphs == WIDTHS + (kind == "window")  # of verification, in long texts
         for graph in graphs_of(model)._made.values():
             assert sum(isinstance(x, torch.Tensor) for x in graph._inputs) == 2 + 2 * (
                 kind == "tree"
@@ -63,20 +71,28 @@ def test_the_text_is_that_without_graphs(kind):
             assert draft.cuda_graphs == WIDTHS + (kind == "window")  # all steps of a draft
 
 
-@pytest.mark.parametrize("rule", ["greedy", "token", "match"])
-def test_all_steps_of_a_draft_model_are_one_graph(llama, rule):
+@pytest.mark.parametrize("rule", ["greedy", "token", "block", "match", "lenient"])
+def test_a_round_replays_a_draft_and_then_a_forward_with_verification(llama, monkeypatch, rule):
     """As many drafts are accepted as without graphs, so each was drawn from the same rows."""
     settings = {"max_new_tokens": 48, "num_assistant_tokens": 4, "guard": False}
     if rule != "greedy":
         settings |= {"do_sample": True, "temperature": 0.8, "top_k": 20, "rule": rule, "seed": 5}
+    settings |= {"lenience": 0.5} if rule == "lenient" else {}
     draft = ModelDrafter(with_noise(llama, 0.2))
     eager = decode(llama, (12, 4, 7), drafter=draft, **settings)
     out = fast(llama, (12, 4, 7), drafter=draft, **settings)
     assert torch.equal(out.sequences, eager.sequences)
     assert out.stats.accepted == eager.stats.accepted < eager.stats.drafted
     (made,) = out.stats.compiled.drafts
-    assert (made.cuda_graphs, made.without_cuda_graphs, out.stats.notes) == (WIDTHS + 1, "", [])
+    assert (made.cuda_graphs, made.without_cuda_graphs) == (WIDTHS + 1, "")
+    assert out.stats.notes == eager.stats.notes
     assert made.replayed < 2 * out.stats.rounds + 12  # what is read, and then the draft
+    verified = out.stats.compiled.verified
+    assert out.stats.rounds - 7 < verified < out.stats.rounds  # kinds that came twice in a row
+    monkeypatch.setattr(verification, "refusal", lambda session: "asked for")
+    apart = fast(llama, (12, 4, 7), drafter=draft, **settings)
+    assert torch.equal(out.logprobs, apart.logprobs)
+    assert (apart.stats.compiled.verified, apart.stats.compiled.verified_apart) == (0, "asked for")
 
 
 def test_a_draft_that_goes_token_by_token_says_why(llama):
@@ -88,6 +104,82 @@ def test_a_draft_that_goes_token_by_token_says_why(llama):
         settings = {"do_sample": True, "num_assistant_tokens_schedule": schedule}
         out = fast(llama, drafter=ModelDrafter(draft, **own), **settings)
         assert f"round 1: {name}: {reason}" in out.stats.notes
+
+
+class Asking(PromptLookupDrafter):
+    needs = Needs(rejections=True)
+
+
+def accept_all(P, Q, tokens, uniforms):
+    return len(tokens), P[-1]
+
+
+def test_rounds_that_need_logits_verify_beside_the_graph(llama):
+    draft = with_noise(llama, 0.2)
+    for more, reason in (
+        ({"tree": (2, 1)}, "trees are verified"),
+        ({"rule": accept_all, "do_sample": True}, "the rule is a function"),
+        ({"ablate": "residual", "do_sample": True}, "a part of the verification is left out"),
+        ({"repetition_penalty": 1.2}, "logits are processed"),
+        ({"output_logits": True}, "the call keeps outputs of each token"),
+        ({"trace": lambda round: None}, "rounds are traced"),
+        ({"drafter": Asking()}, "the drafter reads logits of the target"),
+    ):
+        settings = {"drafter": draft, "seed": 5, **more}
+        out = fast(llama, **settings)
+        made = out.stats.compiled
+        assert torch.equal(out.sequences, decode(llama, **settings).sequences)
+        assert (made.verified, made.verified_apart, made.without_cuda_graphs) == (0, reason, "")
+        assert made.replayed == out.stats.rounds
+
+
+# The tensors that a graph with verification reads, where all parameters count.
+READ = ("ids", "starts", "drafts", "rows", "sums", "thresholds", "seeds", "temperature", "top_k")
+
+
+def overwriting(left_out):
+    """A replay before which all inputs, and after which all outputs, hold something else."""
+    replay = cuda_graphs.Recording.__call__
+
+    def call(self, inputs):
+        own = [x for x in self._inputs if isinstance(x, torch.Tensor)]
+        overwrite(own)
+        kept = own[READ.index(left_out)] if left_out and len(own) == len(READ) else None
+        pairs = zip(self._inputs, inputs, strict=True)
+        made = replay(self, [mine if mine is kept else given for mine, given in pairs])
+        overwrite(self.outputs)
+        return made
+
+    return call
+
+
+@pytest.mark.parametrize("left_out", ["", *READ])
+def test_a_graph_with_verification_reads_the_round_under_way(llama, monkeypatch, left_out):
+    settings = {"num_assistant_tokens": 3, "max_new_tokens": 32, "drafter": with_noise(llama, 0.2)}
+    settings |= {"do_sample": True, "temperature": 0.8, "top_k": 20, "rule": "token", "seed": 5}
+    eager = decode(llama, (12, 4, 7), **settings)
+    monkeypatch.setattr(cuda_graphs.Recording, "__call__", overwriting(left_out))
+    fast(llama, (12, 4, 7), **settings | {"seed": 6, "temperature": 0.7, "top_k": 9})
+    out = fast(llama, (12, 4, 7), **settings)
+    made = out.stats.compiled
+    assert torch.equal(out.sequences, eager.sequences)
+    assert 0 < out.stats.accepted == eager.stats.accepted < out.stats.drafted
+    assert made.replayed == out.stats.rounds
+    # The first replay is compared with the ops that it replays.
+    assert (made.verified > 0, made.verified_apart == "") == (not left_out, not left_out)
+
+
+def test_a_verification_that_reads_the_device_leaves_forwards_their_graphs(llama, monkeypatch):
+    def reading(*given, packed=verification.packed):
+        int(given[0].num_accepted.max())
+        return packed(*given)
+
+    monkeypatch.setattr(verification, "packed", reading)
+    out = fast(llama)
+    made = out.stats.compiled
+    assert "cannot be recorded" in made.verified_apart
+    assert (made.verified, made.without_cuda_graphs, made.replayed) == (0, "", out.stats.rounds)
+    assert torch.equal(out.sequences, decode(llama).sequences)
 
 
 def few_slots(monkeypatch):

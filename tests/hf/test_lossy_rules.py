@@ -17,8 +17,8 @@ from proofs.toy_chain import (
     rejection_mass,
 )
 from specdec_hf.drafting.drafter import StatelessDrafter
+from specdec_hf.extras.own_rule import verify_without_residual
 from specdec_hf.loop import drafted
-from specdec_hf.loop.drafted import verify_without_residual
 from specdec_hf.rules import LOSSY_RULES
 from support import hf_models
 

@@ -121,31 +121,21 @@ FORBIDDEN = {  # beginning of paths -> what no such file may import
 }
 # Part of specdec_kernels -> the parts that it may import.
 OPS = {
-    "_library": {"triton"},
-    "arguments": set(),
-    "indexing": {"arguments"},
-    "ops": {"arguments"},
-    "reference": {"arguments", "_library"},
-    "triton": {"arguments"},
-    "analysis": {"reference"},
-    "compat": {"arguments", "ops"},
-    "sharded": {"arguments", "ops"},
-}
+    "_library": {"triton"}, "arguments": set(), "indexing": {"arguments"}, "ops": {"arguments"},
+    "reference": {"arguments", "_library"}, "triton": {"arguments"}, "analysis": {"reference"},
+    "compat": {"arguments", "ops"}, "sharded": {"arguments", "ops"},
+}  # fmt: skip
 # The public modules of specdec_kernels beside the package itself.
 PUBLIC = ("specdec_kernels.analysis", "specdec_kernels.compat", "specdec_kernels.versions")
 PLUGINS = {"vllm": "python/specdec_vllm/", "sglang": "python/specdec_sglang/"}
 # Folder of specdec_hf -> what it may import, beside `extras` where asked. `cli` may import all.
 BELOW_DRAFTERS = {"drafting", "request", "runner", "schedules"}
 LOOP = {
-    "schedules": set(),
-    "request": {"runner", "schedules"},
-    "runner": set(),
-    "drafting": BELOW_DRAFTERS - {"drafting"},
-    "drafters": BELOW_DRAFTERS,
-    "heads": BELOW_DRAFTERS | {"drafters"},
-    "loop": BELOW_DRAFTERS | {"drafters"},
+    "schedules": set(), "request": {"runner", "schedules"}, "runner": set(),
+    "drafting": BELOW_DRAFTERS - {"drafting"}, "drafters": BELOW_DRAFTERS,
+    "heads": BELOW_DRAFTERS | {"drafters"}, "loop": BELOW_DRAFTERS | {"drafters"},
     "extras": BELOW_DRAFTERS | {"drafters", "heads", "loop"},
-}
+}  # fmt: skip
 
 
 PARTS = [("specdec_kernels", OPS, part) for part in OPS] + [

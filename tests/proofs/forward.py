@@ -232,53 +232,30 @@ def decoder_layer_case(
 
 
 CASES: tuple[Case, ...] = (
-    pack_case(1, 1),
-    pack_case(3, 17),
-    pack_case(577, 33),
-    pack_case(40, 259, bf16),
-    pack_case(1, 1, bf16),
-    pack_case(64, 64, f16),
-    pack_case(17, 3, f16),
-    linear_case((1,), 1, 1),
-    linear_case((), 17, 3),
-    linear_case((2, 3), 577, 33),
+    pack_case(1, 1), pack_case(3, 17), pack_case(577, 33), pack_case(40, 259, bf16),
+    pack_case(1, 1, bf16), pack_case(64, 64, f16), pack_case(17, 3, f16), linear_case((1,), 1, 1),
+    linear_case((), 17, 3), linear_case((2, 3), 577, 33),
     linear_case((3, 1), 17, 577, bias=False, layout="sliced"),
-    linear_case((4, 2), 33, 300, layout="transposed"),
-    linear_case((5,), 40, 1025, kind="faulty"),
-    linear_case((13,), 96, 576, bf16),
-    linear_case((2, 2), 577, 33, bf16, layout="sliced"),
-    linear_case((1,), 3, 1, bf16, bias=False),
-    linear_case((7,), 19, 515, bf16, kind="faulty"),
-    linear_case((2, 65), 31, 65, bf16),
-    linear_case((13,), 96, 576, f16),
-    linear_case((1,), 1, 17, f16, bias=False),
-    linear_case((6,), 19, 515, f16, kind="faulty"),
-    linear_case((64,), 130, 260, bias=False),
-    *(
-        blocks_case(op, n, 512, kind)
-        for kind in BLOCK_NAMES
-        for n in (1, 70)
-        for op in ("pack_blocks", "unpack_blocks")
-    ),
-    *(
-        linear_case((5,), 70, 512, dtype, blocks=kind)
-        for kind in BLOCK_NAMES
-        for dtype in (f32, bf16)
-    ),
+    linear_case((4, 2), 33, 300, layout="transposed"), linear_case((5,), 40, 1025, kind="faulty"),
+    linear_case((13,), 96, 576, bf16), linear_case((2, 2), 577, 33, bf16, layout="sliced"),
+    linear_case((1,), 3, 1, bf16, bias=False), linear_case((7,), 19, 515, bf16, kind="faulty"),
+    linear_case((2, 65), 31, 65, bf16), linear_case((13,), 96, 576, f16),
+    linear_case((1,), 1, 17, f16, bias=False), linear_case((6,), 19, 515, f16, kind="faulty"),
+    linear_case((64,), 130, 260, bias=False), linear_case((0,), 9, 5),
+    *(blocks_case(op, n, 512, kind) for kind in BLOCK_FORMATS for n in (1, 70)
+      for op in ("pack_blocks", "unpack_blocks")),
+    *(linear_case((5,), 70, 512, dtype, blocks=kind) for kind in BLOCK_FORMATS
+      for dtype in (f32, bf16)),
     linear_case((2, 33), 97, 1536, blocks="Q4_1", kind="faulty"),
     linear_case((13,), 40, 576, f16, blocks="Q8_0", bias=False),
-    linear_case((0,), 9, 5),
-    linear_case((2, 0), 9, 5, bf16),
-    attention_case((1, 9, 3, 1, 100, 64)),
+    linear_case((2, 0), 9, 5, bf16), attention_case((1, 9, 3, 1, 100, 64)),
     attention_case((1, 9, 3, 8, 300, 64)),
     attention_case((2, 6, 2, 3, 77, 80), value_size=48, mask="random", layout="sliced"),
     attention_case((3, 4, 1, 5, 40, 3), mask="ragged", scale=0.3, soft_cap=5.0),
     attention_case((1, 2, 2, 2, 1, 128), mask="all", layout="dense"),
     attention_case((1, 2, 1, 2, 0, 8), mask="all", layout="dense"),
-    attention_case((1, 2, 1, 2, 0, 8)),
-    attention_case((1, 2, 1, 0, 7, 8), mask="all"),
-    attention_case((0, 2, 1, 3, 7, 8)),
-    attention_case((1, 4, 2, 2, 70, 16), mask="none"),
+    attention_case((1, 2, 1, 2, 0, 8)), attention_case((1, 2, 1, 0, 7, 8), mask="all"),
+    attention_case((0, 2, 1, 3, 7, 8)), attention_case((1, 4, 2, 2, 70, 16), mask="none"),
     attention_case((2, 4, 2, 4, 600, 192), value_size=128, mask="window"),
     attention_case((1, 8, 8, 2, 33, 5), value_size=17, soft_cap=0.5),
     attention_case((1, 4, 2, 3, 200, 96), kind="faulty"),
@@ -308,17 +285,15 @@ CASES: tuple[Case, ...] = (
     output_norm_mlp_case((1, 13, 96, 96, 130), bf16, output_bias=True, biases=True),
     output_norm_mlp_case((2, 2, 6, 7, 17), bf16, layout="sliced"),
     output_norm_mlp_case((1, 4, 64, 96, 131), f16, biases=True),
-    output_norm_mlp_case((2, 3, 3, 1, 17), f16, epsilon=0.0),
-    output_norm_mlp_case((0, 3, 7, 2, 4)),
-    output_norm_mlp_case((2, 0, 7, 2, 4), bf16),
-    decoder_layer_case((1, 1, 7, 2, 1, 4, 5, 6)),
+    output_norm_mlp_case((2, 3, 3, 1, 17), f16, epsilon=0.0), output_norm_mlp_case((0, 3, 7, 2, 4)),
+    output_norm_mlp_case((2, 0, 7, 2, 4), bf16), decoder_layer_case((1, 1, 7, 2, 1, 4, 5, 6)),
     decoder_layer_case((2, 3, 33, 4, 2, 6, 17, 9), biases=True, head_norms=True, layout="sliced"),
     decoder_layer_case((3, 5, 24, 3, 1, 16, 40, 33), mask="random", hidden_slots=0),
     decoder_layer_case((2, 2, 33, 2, 2, 10, 17, 70), bf16, biases=True, mask="window"),
     decoder_layer_case((1, 4, 64, 4, 2, 16, 70, 20), f16, head_norms=True),
     decoder_layer_case((0, 2, 7, 2, 1, 4, 5, 6)),
     decoder_layer_case((2, 0, 7, 2, 1, 4, 5, 6), bf16),
-)
+)  # fmt: skip
 
 
 def layer_by_ops(

@@ -37,19 +37,13 @@ def ngram_case(
 
 
 CASES: tuple[Case, ...] = (
-    ngram_case(5, 37, 5),
-    ngram_case(5, 37, 5, i32, layout="sliced"),
+    ngram_case(5, 37, 5), ngram_case(5, 37, 5, i32, layout="sliced"),
     ngram_case(4, 23, 7, i32, ids=2, layout="transposed"),
-    ngram_case(4, 23, 7, ids=2, ngrams=(1, 1)),
-    ngram_case(7, 19, 3, ids=2, lengths="faulty"),
+    ngram_case(4, 23, 7, ids=2, ngrams=(1, 1)), ngram_case(7, 19, 3, ids=2, lengths="faulty"),
     ngram_case(3, 31, 40, ids=2, ngrams=(9, 3)),
     ngram_case(3, 29, 1, ids=1, lengths="full", ngrams=(2**62, 1)),
-    ngram_case(3, 29, 6, i32, ids=10**6, ngrams=(3, 1)),
-    ngram_case(0, 9, 4),
-    ngram_case(3, 0, 4),
-    ngram_case(3, 9, 0, ids=2, lengths="full"),
-    ngram_case(4, 1, 4, ngrams=(1, 1), lengths="full"),
-    ngram_case(4, 2, 2, ids=1, ngrams=(3, 1)),
-    ngram_case(3, 4099, 17, lengths="full"),
+    ngram_case(3, 29, 6, i32, ids=10**6, ngrams=(3, 1)), ngram_case(0, 9, 4), ngram_case(3, 0, 4),
+    ngram_case(3, 9, 0, ids=2, lengths="full"), ngram_case(4, 1, 4, ngrams=(1, 1), lengths="full"),
+    ngram_case(4, 2, 2, ids=1, ngrams=(3, 1)), ngram_case(3, 4099, 17, lengths="full"),
     ngram_case(3, 2500, 1100, i32, ids=2, ngrams=(30, 3)),
-)
+)  # fmt: skip

@@ -46,23 +46,16 @@ def sample_case(
 
 
 CASES: tuple[Case, ...] = (
-    sample_case(5, 1031),
-    sample_case(5, 1031, bf16, layout="sliced"),
-    sample_case(4, 517, f16, filters="scalar"),
-    sample_case(7, 517, filters="tensor"),
+    sample_case(5, 1031), sample_case(5, 1031, bf16, layout="sliced"),
+    sample_case(4, 517, f16, filters="scalar"), sample_case(7, 517, filters="tensor"),
     sample_case(6, 1031, bf16, filters="tensor", noise="residual"),
     sample_case(3, 131, method="gumbel"),
     sample_case(4, 131, bf16, noise="shared", method="gumbel", layout="sliced"),
     sample_case(5, 131, filters="tensor", noise="shared", method="gumbel"),
-    sample_case(3, 1031, filters="topk"),
-    sample_case(3, 1031, filters="topp"),
-    sample_case(3, 1031, f16, filters="minp"),
-    sample_case(3, 1031, filters="warm"),
-    sample_case(3, 1031, filters="zero"),
-    sample_case(0, 17),
-    sample_case(3, 1),
+    sample_case(3, 1031, filters="topk"), sample_case(3, 1031, filters="topp"),
+    sample_case(3, 1031, f16, filters="minp"), sample_case(3, 1031, filters="warm"),
+    sample_case(3, 1031, filters="zero"), sample_case(0, 17), sample_case(3, 1),
     sample_case(3, 1, filters="scalar", noise="shared", method="gumbel"),
-    sample_case(2, 4097, bf16, filters="scalar"),
-    sample_case(1, 131073, bf16),
+    sample_case(2, 4097, bf16, filters="scalar"), sample_case(1, 131073, bf16),
     sample_case(2, 151936, filters="scalar"),
-)
+)  # fmt: skip

@@ -18,14 +18,10 @@ BOUNDARY_PROVIDER = "cpp"  # other providers start from the cell boundaries of t
 
 # How the children of a node are drawn, for each lossless rule that reads uniforms.
 DRAWN = {
-    "greedy": "top",
-    "target_only": "top",
-    "multi_draft": "independent",
-    "multi_draft_wor": "without_replacement",
-    "top_k_plus_one": "top_k_plus_one",
-    "k_seq": "independent",
-    "traversal": "independent",
-}
+    "greedy": "top", "target_only": "top", "multi_draft": "independent",
+    "multi_draft_wor": "without_replacement", "top_k_plus_one": "top_k_plus_one",
+    "k_seq": "independent", "traversal": "independent",
+}  # fmt: skip
 TREES = {
     "21": [-1, -1, 0],
     "22": [-1, -1, 0, 0],

@@ -65,16 +65,10 @@ def test_words_below_256_are_extended_by_32_bits(monkeypatch):
 
 
 FILTERS = [
-    dict(top_k=1),
-    dict(top_k=3),
-    dict(top_k=400),
-    dict(top_p=0.5),
-    dict(top_p=0.999999),
-    dict(min_p=0.3),
-    dict(min_p=1.0),
-    dict(temperature=0.3, top_k=5, top_p=0.7, min_p=0.05),
+    dict(top_k=1), dict(top_k=3), dict(top_k=400), dict(top_p=0.5), dict(top_p=0.999999),
+    dict(min_p=0.3), dict(min_p=1.0), dict(temperature=0.3, top_k=5, top_p=0.7, min_p=0.05),
     dict(temperature=3.0, top_k=7, top_p=0.95, min_p=0.4),
-]
+]  # fmt: skip
 
 
 def name_of(filters):

@@ -36,13 +36,9 @@ UNKNOWN_DEVICE = 100
 # The orders in which threads can run: whether from the last to the first, the seed of a random
 # order or 0, and how many blocks take turns; the others run one block after the other.
 ORDERS = {
-    "forward": (False, 0, 1),
-    "reverse": (True, 0, 1),
-    "seed-1": (False, 1, 1),
-    "seed-2": (False, 2, 1),
-    "interleaved-1": (False, 3, 8),
-    "interleaved-2": (False, 4, 8),
-}
+    "forward": (False, 0, 1), "reverse": (True, 0, 1), "seed-1": (False, 1, 1),
+    "seed-2": (False, 2, 1), "interleaved-1": (False, 3, 8), "interleaved-2": (False, 4, 8),
+}  # fmt: skip
 ALL_ONES = 2**64 - 1
 # Misaligned words and signed overflow, which a CPU forgives and a GPU does not.
 SANITIZE = ("-fsanitize=undefined", "-fno-sanitize=vptr")

@@ -86,14 +86,9 @@ def chain_as_tree(a, rule, uniforms):
 
 
 SAME = [
-    ("token", "multi_draft"),
-    ("token", "multi_draft_wor"),
-    ("token", "k_seq"),
-    ("token", "top_k_plus_one"),
-    ("block", "traversal"),
-    ("match", "match"),
-    ("greedy", "greedy"),
-]
+    ("token", "multi_draft"), ("token", "multi_draft_wor"), ("token", "k_seq"),
+    ("token", "top_k_plus_one"), ("block", "traversal"), ("match", "match"), ("greedy", "greedy"),
+]  # fmt: skip
 
 
 # match takes no uniforms.

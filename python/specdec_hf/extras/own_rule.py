@@ -1,4 +1,6 @@
-"""Verification by a rule of the user's own; docs/rules.md#a-rule-of-your-own says what it is asked.
+"""Verification by a rule of the user's own, or without a part of the rule.
+
+docs/rules.md#a-rule-of-your-own says what such a rule is asked.
 
 It is slow: the rule is asked about one sequence at a time, and the host reads what it answers.
 """
@@ -307,3 +309,19 @@ def _probs(
     probs = (logits.double() / temperature.double() - logsumexp[:, None]).exp()
     probs = probs.masked_fill(logits < threshold[:, None], 0.0)
     return probs / probs.sum(dim=-1, keepdim=True)
+
+
+def verify_without_residual(
+    target: torch.Tensor, draft_token_ids: torch.Tensor, draft: Any, **arguments: Any
+) -> Verdict:
+    """`verify_chain` whose recovered token is drawn from P, as after a draft that ended there.
+
+    Rule token decides draft i by the uniform of its position, so the second verification, which is
+    shown the accepted drafts alone, accepts them again. Then it draws from P, as `verify_chain`
+    does where there is no draft.
+    """
+    first = verify_chain(target, draft_token_ids, draft, **arguments)
+    number = torch.arange(draft_token_ids.shape[1], device=draft_token_ids.device)
+    accepted = draft_token_ids.masked_fill(number >= first.num_accepted[:, None], -1)
+    second = verify_chain(target, accepted, draft, **arguments)
+    return second._replace(status=first.status | second.status, accept_probs=first.accept_probs)

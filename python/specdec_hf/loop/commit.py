@@ -106,22 +106,40 @@ class DraftCounts:
     trials: list[list[tuple[int, int | None]]]
 
 
-def read_verdict(verdict: Verdict | TreeVerdict, draft: Mapping[str, torch.Tensor]) -> HostVerdict:
+def read_verdict(
+    verdict: Verdict | TreeVerdict | torch.Tensor, draft: Mapping[str, torch.Tensor]
+) -> HostVerdict:
     """The loop's one read of a round; from a device it is packed into one tensor.
 
     Logits processors, token statistics and some drafters read more.
 
     Args:
-        verdict: result of the verification op.
+        verdict: result of the verification op, or what `packed` made of it and the draft.
         draft: integer tensors [B, E] by name that the host needs, too.
     """
-    width = verdict.tokens.shape[1]
-    if verdict.tokens.device.type == "cpu":
-        return HostVerdict(
-            _integers(verdict.tokens), _integers(verdict.num_accepted), _integers(verdict.status),
-            verdict.logprobs.numpy(), {name: _integers(x) for name, x in draft.items()},
-        )  # fmt: skip
-    packed = torch.cat(
+    if not isinstance(verdict, torch.Tensor):
+        if verdict.tokens.device.type == "cpu":
+            return HostVerdict(
+                _integers(verdict.tokens), _integers(verdict.num_accepted),
+                _integers(verdict.status), verdict.logprobs.numpy(),
+                {name: _integers(x) for name, x in draft.items()},
+            )  # fmt: skip
+        verdict = packed(verdict, draft)
+    host, sizes = verdict.cpu().numpy(), [x.shape[1] for x in draft.values()]
+    width = (host.shape[1] - sum(sizes)) // 2 - 1
+    ends = np.cumsum([2 * width + 2, *sizes]).tolist()
+    return HostVerdict(
+        tokens=host[:, :width],
+        num_accepted=host[:, width],
+        status=host[:, width + 1],
+        logprobs=host[:, width + 2 : ends[0]].astype(np.int32).view(np.float32),
+        draft={name: host[:, a:b] for name, (a, b) in zip(draft, pairwise(ends), strict=True)},
+    )
+
+
+def packed(verdict: Verdict | TreeVerdict, draft: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """A verdict and integers of its draft in one tensor, int64."""
+    return torch.cat(
         [
             verdict.tokens.to(torch.int64),
             verdict.num_accepted[:, None].to(torch.int64),
@@ -130,15 +148,6 @@ def read_verdict(verdict: Verdict | TreeVerdict, draft: Mapping[str, torch.Tenso
             *(x.to(torch.int64) for x in draft.values()),
         ],
         dim=1,
-    )
-    host = packed.cpu().numpy()
-    ends = np.cumsum([2 * width + 2, *(x.shape[1] for x in draft.values())]).tolist()
-    return HostVerdict(
-        tokens=host[:, :width],
-        num_accepted=host[:, width],
-        status=host[:, width + 1],
-        logprobs=host[:, width + 2 : ends[0]].astype(np.int32).view(np.float32),
-        draft={name: host[:, a:b] for name, (a, b) in zip(draft, pairwise(ends), strict=True)},
     )
 
 

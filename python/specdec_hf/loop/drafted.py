@@ -78,8 +78,11 @@ class DraftedRound:
         tokens = without_drafts_behind_ends(tokens, draft.parents, ends, draft.depth)
         self.tokens, self.draft = tokens.to(session.model.device, non_blocking=True), draft
 
-    def forward(self) -> torch.Tensor:
-        """The target's logits [B, N+1, V] after the last committed token and after each draft."""
+    def forward(self, run: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
+        """The target's logits [B, N+1, V] after the last committed token and after each draft.
+
+        Or what ``run`` gives, in the place of the runner's forward of chains.
+        """
         # The cache lacks the last committed token of every sequence, and at first the prompt.
         session, runner = self.session, self.session.runner
         missing = int((self.lengths - runner.lengths).max())
@@ -101,7 +104,7 @@ class DraftedRound:
             logits = session.state.forward(tokens, starts, size + 1)
             if logits is not None:
                 return logits
-        return runner.forward(tokens, starts, size + 1)
+        return (run or runner.forward)(tokens, starts, size + 1)
 
     @property
     def distribution(self) -> SampledDraft | None:
@@ -126,6 +129,8 @@ class DraftedRound:
         session = self.session
         verify: Callable[..., Verdict] = verify_chain
         if session.options.ablate == "residual":
+            from specdec_hf.extras.own_rule import verify_without_residual  # noqa: PLC0415  # rare
+
             verify = verify_without_residual
         elif session.rule == CUSTOM_RULE:
             verify = self._own_rule().verify_chain
@@ -167,7 +172,9 @@ class DraftedRound:
             positions = to_device(self.lengths, self.session.model.device)
             self.session.runner.compact(positions, verdict.path)
 
-    def to_read(self, verdict: Verdict | TreeVerdict) -> dict[str, torch.Tensor]:
+    def to_read(
+        self, verdict: Verdict | TreeVerdict | torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
         """What the host must read beside the verdict.
 
         The drafted ``tokens`` [B, N]; of trees their ``parents`` [B, N], the accepted ``path``, and
@@ -318,22 +325,6 @@ def without_drafts_behind_ends(
         behind |= behind.gather(1, above)
         above = above.gather(1, above)
     return tokens.masked_fill(behind[:, 1:], -1)
-
-
-def verify_without_residual(
-    target: torch.Tensor, draft_token_ids: torch.Tensor, draft: Any, **arguments: Any
-) -> Verdict:
-    """`verify_chain` whose recovered token is drawn from P, as after a draft that ended there.
-
-    Rule token decides draft i by the uniform of its position, so the second verification, which is
-    shown the accepted drafts alone, accepts them again. Then it draws from P, as `verify_chain`
-    does where there is no draft.
-    """
-    first = verify_chain(target, draft_token_ids, draft, **arguments)
-    number = torch.arange(draft_token_ids.shape[1], device=draft_token_ids.device)
-    accepted = draft_token_ids.masked_fill(number >= first.num_accepted[:, None], -1)
-    second = verify_chain(target, accepted, draft, **arguments)
-    return second._replace(status=first.status | second.status, accept_probs=first.accept_probs)
 
 
 def _drafted_texts(

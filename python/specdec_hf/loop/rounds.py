@@ -66,15 +66,22 @@ def step(session: Session) -> list[Step]:
         drafted.propose(limits)
     phases.begin("target")
     raw, session.first_logits = session.first_logits, None
-    if raw is None:
+    verdict: Any = None
+    if raw is None and session.stats.compiled is not None:
+        from specdec_hf.extras.compiled.verification import verify_in_graph  # noqa: PLC0415  # GPU
+
+        verdict = verify_in_graph(session, drafted)
+    if raw is None and verdict is None:
         raw = drafted.forward()
     phases.begin("verification")
-    logits, errors = raw, dict[int, Exception]()
-    if any(session.processors):
-        logits, errors = process_logits(session, raw, drafted.layout)
-    verdict = drafted.verify(logits)
-    drafted.keep_path(verdict)
-    observed = _observed(session, drafted, logits)
+    logits: Any = raw  # None where the graph of the forward has verified
+    errors, observed = dict[int, Exception](), dict[str, torch.Tensor]()
+    if raw is not None:
+        if any(session.processors):
+            logits, errors = process_logits(session, raw, drafted.layout)
+        verdict = drafted.verify(logits)
+        drafted.keep_path(verdict)
+        observed = _observed(session, drafted, logits)
     read = read_verdict(verdict, {**drafted.to_read(verdict), **observed})
     phases.begin("host")
     candidates = _candidates(session, read.draft) if observed else None
@@ -90,7 +97,7 @@ def step(session: Session) -> list[Step]:
         session.state.commit(session.history.read_only(), done)
     phases.begin("host")
     _record_rows(session, before, drafted, taken, raw, logits)
-    _record_round(session, before, phases, counts, taken, width=raw.shape[1] - 1)
+    _record_round(session, before, phases, counts, taken, width=drafted.tokens.shape[1])
     if session.options.trace is not None:
         session.options.trace(drafted.traced(logits, verdict, steps))
     return steps
@@ -208,7 +215,7 @@ def _record_rows(
     before: _RoundStart,
     drafted: DraftedRound,
     taken: Taken,
-    raw: torch.Tensor,
+    raw: torch.Tensor | None,
     logits: torch.Tensor,
 ) -> None:
     """Keep what drafters and the caller want of the rows of the committed tokens."""
@@ -220,9 +227,10 @@ def _record_rows(
     new = session.history.lengths - before.lengths
     for states in kept_states:
         chosen = np.where(np.arange(rows.shape[1]) < new[:, None], rows, -1)
-        states.record(hidden, before.lengths, chosen, raw.shape[1])
+        states.record(hidden, before.lengths, chosen, drafted.tokens.shape[1] + 1)
     if outputs is None:
         return
+    assert raw is not None
     if not session.runner.rolls_back:
         # Every sequence has a row of every round, also where it had ended.
         logits = process_ended(session, logits, 1 - new, before.padding_fed)

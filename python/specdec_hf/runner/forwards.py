@@ -99,6 +99,8 @@ class CompileStats:
         cuda_graphs: forwards that are recorded as CUDA graphs, those of earlier calls included.
         replayed: forwards of the call that replayed one.
         without_cuda_graphs: why forwards on a CUDA device replayed none, empty where they did.
+        verified: forwards of the call whose graph verified the drafts.
+        verified_apart: why rounds verified beside the graph, empty where none had to.
         drafts: the same for each draft model and each EAGLE-3 head of the call.
     """
 
@@ -109,6 +111,8 @@ class CompileStats:
     cuda_graphs: int = 0
     replayed: int = 0
     without_cuda_graphs: str = ""
+    verified: int = 0
+    verified_apart: str = ""
     drafts: list[CompileStats] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:

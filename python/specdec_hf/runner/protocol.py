@@ -33,6 +33,7 @@ Lengths = NDArray[np.int64]
 # What forwards and their outputs call the cache: Transformers 5.23 says past_key_values.
 CACHE_NAME: str = ALL_CACHE_NAMES[0]
 DEFERRED = "deferred"  # in the place of positions and mask: what makes them of the first slots
+EPILOGUE = "epilogue"  # what becomes of the logits; see `SpecRunner.forward`
 # By the number of layers before them: 0 is the embeddings.
 HiddenStates = dict[int, torch.Tensor]
 # Rotary embeddings whose angles depend on the largest place of a forward.

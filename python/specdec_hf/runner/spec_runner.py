@@ -21,6 +21,7 @@ from specdec_hf.runner.packed.model import is_packed
 from specdec_hf.runner.protocol import (
     CACHE_NAME,
     DEFERRED,
+    EPILOGUE,
     TOKENS_OF_A_PASS,
     HiddenStates,
     HiddenStateTap,
@@ -139,13 +140,21 @@ class SpecRunner(Runner):
         """[B], committed tokens of each sequence that the cache holds."""
         return self.cache.lengths
 
-    def forward(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """Feed the next tokens of every sequence, as in `Runner`."""
+    def forward(
+        self, tokens: torch.Tensor, starts: Lengths, keep: int, epilogue: Any = None
+    ) -> torch.Tensor:
+        """Feed the next tokens, as in `Runner`; gives what an epilogue makes of the logits.
+
+        It is one of extras/compiled, and needs a policy that compiles, and tokens in the cache.
+        """
         size = tokens.shape[1]
-        if self._reads_alone(tokens, starts, keep):
+        if epilogue is None and self._reads_alone(tokens, starts, keep):
             return self._read_alone(tokens, starts, keep)
         padding = self.policy.width(size) - size
-        return self._run(tokens, self.window(starts, size + padding, padding), keep, padding)
+        inputs = self.window(starts, size + padding, padding)
+        if epilogue is not None:
+            inputs[EPILOGUE] = epilogue
+        return self._run(tokens, inputs, keep, padding)
 
     def forward_tree(
         self, tokens: torch.Tensor, roots: Lengths, parents: torch.Tensor
@@ -227,37 +236,7 @@ class SpecRunner(Runner):
         return {
             CACHE_NAME: self.cache,
             "position_ids": tree.positions[:, skip:].clamp(0, self._last_position),
-            "attention_mask": self._by_layer_type(mask_of),
-        }
-
-    @timed
-    def reread_window(self, size: int) -> dict[str, Any]:
-        """Model inputs to read the text that the cache holds once more, each token for itself.
-
-        A token attends to those before it as the cache holds them, and to itself as this forward
-        reads it. So a part of the model reads all tokens of a text in one forward as it would read
-        each of them alone. Keys and values go beyond the text, where the next forward overwrites
-        them. The inputs are as those of `window`, for ``size`` tokens: those of the longest text.
-        """
-        cache, lengths = self.cache, self.cache.lengths
-        longest = int(lengths.max())
-        visible = self.policy.visible(longest + size)
-        ends = to_device(lengths, self.device)
-        cache.move_cursor(ends, longest, visible)
-        order = torch.arange(size, device=self.device)
-        queries, own = order[:, None], (ends[:, None] + order)[..., None]  # [n, 1], [B, n, 1]
-        slots = torch.arange(visible, device=self.device)  # [S]
-
-        def mask_of(sliding: int) -> torch.Tensor:
-            before = slots < torch.minimum(queries, ends[:, None, None])
-            if sliding:
-                before = before & (slots > queries - sliding)
-            return (before | (slots == own))[:, None]
-
-        return {
-            CACHE_NAME: cache,
-            "position_ids": order.expand(len(lengths), -1),
-            "attention_mask": self._by_layer_type(mask_of),
+            "attention_mask": self.by_layer_type(mask_of),
         }
 
     @timed
@@ -294,10 +273,10 @@ class SpecRunner(Runner):
         output = forward(input_ids=fed, use_cache=True, return_dict=True, **inputs)
         if self.tap.is_open:
             self.tap.add(output.hidden_states, slice(size))
-        logits: torch.Tensor = output.logits
-        if logits.shape[1] > keep:
-            logits = logits[:, -keep:]
-        return rounded(logits[:, : keep - padding][:, -wanted:])
+        if EPILOGUE in inputs:
+            made: torch.Tensor = inputs[EPILOGUE].of(output, self.cache.cursor.starts)
+            return made
+        return last_rows(output.logits, wanted, padding)
 
     def runs_compiled(self, size: int) -> bool:
         """Whether the forward under way runs compiled, as all but those of long prompts.
@@ -373,7 +352,7 @@ class SpecRunner(Runner):
             full = slots <= queries
             return full & (slots > queries - sliding) if sliding else full
 
-        return self._by_layer_type(mask_of)
+        return self.by_layer_type(mask_of)
 
     def _causal_kind(self, starts: Lengths, size: int, visible: int) -> str:
         """The kind of a forward that needs no mask, or "" where it needs one or is faster with."""
@@ -385,7 +364,7 @@ class SpecRunner(Runner):
             return FIRST if visible == size else ""
         return SINGLE if size == 1 and not self._masked_is_faster else ""
 
-    def _by_layer_type(
+    def by_layer_type(
         self, mask_of: Callable[[int], torch.Tensor]
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """The mask in the form that the model takes.
@@ -406,6 +385,11 @@ class SpecRunner(Runner):
             return mask
         zero = torch.zeros((), dtype=self._additive, device=mask.device)
         return torch.where(mask, zero, torch.finfo(self._additive).min)
+
+
+def last_rows(logits: torch.Tensor, count: int, padding: int) -> torch.Tensor:
+    """The last ``count`` rows of logits [B, n, V] before those of padding."""
+    return rounded(logits[:, : logits.shape[1] - padding][:, -count:])
 
 
 def _without_padding(tokens: torch.Tensor, starts: Lengths) -> list[tuple[int, ...]]:

@@ -22,10 +22,10 @@ from transformers.cache_utils import Cache
 
 from specdec_hf.runner.comparison import compare
 from specdec_hf.runner.forwards import Borrower, ForwardPolicy, is_long
-from specdec_hf.runner.protocol import DEFERRED
+from specdec_hf.runner.protocol import DEFERRED, EPILOGUE
 from specdec_hf.runner.self_check import one_line
 from specdec_hf.runner.spec_cache import Cursor, SpecCache, SpecLayer
-from specdec_hf.runner.spec_runner import SpecRunner
+from specdec_hf.runner.spec_runner import SpecRunner, last_rows
 
 Run = Callable[[], list[torch.Tensor]]
 
@@ -110,6 +110,9 @@ class Recording:
         function: gives tensors from inputs, some of which are tensors.
         inputs: those of the recording. Other inputs of a call must be alike: tensors of the same
             shapes and dtypes, and equal values in the other places.
+
+    Attributes:
+        outputs: in the memory of the recording. A call gives copies of them.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class Recording:
             x.clone(memory_format=torch.contiguous_format) if isinstance(x, torch.Tensor) else x
             for x in inputs
         ]
-        self._outputs, self._replay = recorder.record(lambda: function(self._inputs))
+        self.outputs, self._replay = recorder.record(lambda: function(self._inputs))
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         for own, given in zip(self._inputs, inputs, strict=True):
@@ -130,7 +133,7 @@ class Recording:
                 own.copy_(given, non_blocking=True)
         self._replay()
         # The next replay, of any recording, may write to the same memory.
-        return [x.clone() for x in self._outputs]
+        return [x.clone() for x in self.outputs]
 
 
 class Recordings:
@@ -182,9 +185,9 @@ class Recordings:
         leaves, structure = tree_flatten(inputs)
         settings = {_settings(x.device) for x in leaves if isinstance(x, torch.Tensor)}
         key = (str(structure), tuple(map(_kind, leaves)), frozenset(settings), more)
-        made = self._made.get(key)
+        made, may_record = self._made.get(key), self._may_record(key)
         if made is None:
-            if self.reason or len(self._made) >= MOST_RECORDINGS:
+            if self.reason or len(self._made) >= MOST_RECORDINGS or not may_record:
                 return None
             try:
                 with _no_kept_casts():
@@ -195,10 +198,16 @@ class Recordings:
             self._made[key] = made
         return made(leaves)
 
+    def _may_record(self, key: Any) -> bool:
+        """Whether a kind that comes now gets a recording, if it has none."""
+        return True
+
     def _record(
         self, function: Callable[[list[Any]], list[torch.Tensor]], leaves: list[Any]
     ) -> Recording:
         """Record a function, and compare the logits of a replay with its own.
+
+        Where they are equal, so must integers be that follow from them, such as tokens.
 
         Raises:
             Exception: it cannot be recorded; the message says why.
@@ -206,11 +215,17 @@ class Recordings:
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
                 raise TypeError(f"an input of the forward is a {type(leaf).__name__}")
-        own = function(leaves)[:1]
+        own = function(leaves)
         made = Recording(self._recorder, function, leaves)
-        fault = compare(made(leaves)[:1], own, self._tolerance).fault
+        again = made(leaves)
+        fault = compare(again[:1], own[:1], self._tolerance).fault
         if fault is not None:
             raise ValueError(f"logits of a replay differ from the forward's own {fault}")
+        same = not torch.equal(again[0], own[0]) or all(
+            torch.equal(x, y) for x, y in zip(again, own, strict=True) if x.dtype == torch.int64
+        )
+        if not same:
+            raise ValueError("a replay made other tokens of logits that are equal")
         return made
 
 
@@ -241,6 +256,28 @@ def _no_kept_casts() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+class EpilogueGraphs(Recordings):
+    """Forwards with an epilogue, which hand out no logits.
+
+    A kind is recorded when it comes twice in a row, because others may not come again. If one
+    cannot be, the forwards alone are replayed as before.
+    """
+
+    _last: Any = None
+
+    def _may_record(self, key: Any) -> bool:
+        again: bool = key == self._last
+        self._last = key
+        return again
+
+    def _record(
+        self, function: Callable[[list[Any]], list[torch.Tensor]], leaves: list[Any]
+    ) -> Recording:
+        made = super()._record(function, leaves)
+        del made.outputs[0]  # so that other recordings may compute in their memory
+        return made
 
 
 class LentGraphs(Recordings):
@@ -302,12 +339,14 @@ class Replayed:
     """What a replayed forward gives, under the names of a model's output.
 
     Attributes:
-        logits: [B, keep, V].
+        logits: [B, keep, V]; None where there is an epilogue's.
         hidden_states: [B, n, H] each, those that the runner asks for, by number.
+        epilogue: what it made of the logits, if the graph has it.
     """
 
-    logits: torch.Tensor
+    logits: torch.Tensor | None
     hidden_states: dict[int, torch.Tensor]
+    epilogue: torch.Tensor | None = None
     replayed: ClassVar[bool] = True
 
 
@@ -338,17 +377,23 @@ class CudaGraphs(LentGraphs):
         checked: for which calls, of several sequences and with trees, logits were compared.
         complete: whether forwards of all widths are recorded over the buffers, for calls that make
             positions and masks in the recordings (True) and for those with trees (False).
+        with_epilogue: the forwards that go on with their logits.
     """
 
     def __init__(self, recorder: Recorder, tolerance: float) -> None:
         super().__init__(recorder, tolerance)
         self.complete = set[bool]()
         self.checked = set[tuple[bool, bool]]()
+        self.with_epilogue = EpilogueGraphs(recorder, tolerance)
         self._batch_size = self._capacity = 0
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self.with_epilogue)
 
     def clear(self) -> None:
         super().clear()
         self.complete.clear()
+        self.with_epilogue.clear()
 
     def lend(
         self,
@@ -427,7 +472,7 @@ class CudaGraphs(LentGraphs):
         visible, wanted = cache.cursor.visible, runner.tap.layers
 
         given = {**inputs, "starts": cache.cursor.starts}
-        made = given.pop(DEFERRED, None)
+        made, epilogue = given.pop(DEFERRED, None), given.pop(EPILOGUE, None)
 
         def run(given: dict[str, Any]) -> list[torch.Tensor]:
             starts = given.pop("starts")
@@ -437,16 +482,70 @@ class CudaGraphs(LentGraphs):
             chosen = states if wanted is None else [states[n] for n in sorted(wanted)]
             return [output.logits, *chosen]
 
-        outputs = self.replay(run, given, visible, wanted)
+        outputs = None
+        if epilogue is not None:
+            outputs = self._replay_on(run, given, epilogue, visible, wanted)
+        gives_logits = outputs is None
+        if outputs is None:
+            outputs = self.replay(run, given, visible, wanted)
         if outputs is None:
             return None
-        logits, *states = outputs
+        first, *states = outputs
         numbers = range(len(states)) if wanted is None else sorted(wanted)
-        return Replayed(logits, dict(zip(numbers, states, strict=True)))
+        hidden = dict(zip(numbers, states, strict=True))
+        return Replayed(first, hidden) if gives_logits else Replayed(None, hidden, first)
+
+    def _replay_on(
+        self,
+        run: Callable[[dict[str, Any]], list[torch.Tensor]],
+        given: dict[str, Any],
+        epilogue: Epilogue,
+        *more: Any,
+    ) -> list[torch.Tensor] | None:
+        """Replay a forward and its epilogue, which is the first output; the logits are none."""
+
+        def run_on(given: dict[str, Any]) -> list[torch.Tensor]:
+            starts, inputs = given["starts"], given.pop(EPILOGUE)
+            logits, *states = run(given)
+            return [logits, epilogue.make(logits, starts, inputs), *states]
+
+        both, key = {**given, EPILOGUE: epilogue.inputs}, (epilogue.function, *epilogue.rows)
+        return self.with_epilogue.replay(run_on, both, *key, *more)
+
+
+@dataclass(eq=False)
+class Epilogue:
+    """What the caller of a forward makes of its logits, in the same CUDA graph where it can be.
+
+    Attributes:
+        function: gives a tensor from logits [B, keep, V], the position [B] of the first token that
+            each sequence was fed, and inputs by name. It reads nothing else that changes.
+        inputs: tensors and plain values, also in nested dicts.
+        rows: how many rows of logits are kept, and how many of padding follow them.
+        replayed: whether the graph had it.
+    """
+
+    function: Callable[..., torch.Tensor]
+    inputs: dict[str, Any]
+    rows: tuple[int, int]
+    replayed: bool = False
+
+    def make(
+        self, logits: torch.Tensor, starts: torch.Tensor, inputs: dict[str, Any]
+    ) -> torch.Tensor:
+        """What it makes of all logits of a forward."""
+        return self.function(last_rows(logits, *self.rows), starts, **inputs)
+
+    def of(self, output: Any, starts: torch.Tensor) -> torch.Tensor:
+        """What the graph made, or else what it makes now, of a forward's output."""
+        made: torch.Tensor | None = getattr(output, "epilogue", None)
+        self.replayed = made is not None
+        return self.make(output.logits, starts, self.inputs) if made is None else made
 
 
 def completed(inputs: dict[str, Any], starts: torch.Tensor) -> dict[str, Any]:
-    """Inputs of a forward, of which some may be a function of its first slots [B]."""
+    """Inputs of a forward alone, of which some may be a function of its first slots [B]."""
+    inputs.pop(EPILOGUE, None)
     made = inputs.pop(DEFERRED, None)
     return inputs if made is None else {**inputs, **made(starts)}
 
