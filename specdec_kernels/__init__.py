@@ -22,6 +22,7 @@ from .arguments.rules import (
     TreeRule,
 )
 from .arguments.status import Status
+from .arguments.weight_blocks import BLOCK_FORMATS
 from .ops.attention import cached_attention
 from .ops.decoder_layer import (
     PackedDecoderLayer,
@@ -38,7 +39,7 @@ from .ops.kv import (
     ring_truncate_,
     state_select_,
 )
-from .ops.linear import PackedLinear, pack_blocks, pack_linear, packed_linear, unpack_blocks
+from .ops.linear import PackedLinear, pack_linear, packed_linear
 from .ops.ngram_propose import NgramDraft, ngram_propose
 from .ops.paged import (
     FreedBlocks,
@@ -57,10 +58,12 @@ from .ops.tree_layout import (
 )
 from .ops.verify_chain import Verdict, verify_chain
 from .ops.verify_tree import Tree, TreeVerdict, verify_tree
+from .ops.weight_blocks import pack_blocks, unpack_blocks
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BLOCK_FORMATS",
     "LOSSLESS_RULES",
     "LOSSLESS_TREE_RULES",
     "RULES",

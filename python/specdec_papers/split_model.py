@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from specdec_hf.runner.comparison import CacheCheck, checks_of, compare, tolerance_of
 from specdec_hf.runner.forwards import FIRST, SINGLE, ForwardPolicy
-from specdec_hf.runner.packed.decoder_layer import unfused
+from specdec_hf.runner.packed.decoder_layer import LayerParts
 from specdec_hf.runner.protocol import (
     CACHE_NAME,
     Lengths,
@@ -287,7 +287,7 @@ def _without(layer: Any, sublayers: Collection[str]) -> Any:
     """
     if not sublayers:
         return layer
-    view = unfused(layer)
+    view = _unfused(layer)
     for sublayer in sublayers:
         names = SUBLAYERS[sublayer]
         name = next((one for one in names if one in layer._modules), None)
@@ -380,3 +380,16 @@ def _tokens(model: Any, rows: int) -> torch.Tensor:
     generator = torch.Generator("cpu").manual_seed(0)
     tokens = torch.randint(1, vocab_size_of(model), (rows, 12), generator=generator, device="cpu")
     return tokens.to(model.device)
+
+
+def _unfused(layer: Any) -> Any:
+    """A second module over the modules of a decoder layer, which its own class runs one by one.
+
+    Args:
+        layer: of a packed model, fused or not, or of a user's model; it is not changed.
+    """
+    other = copy.copy(layer)
+    if isinstance(vars(other).get("parts"), LayerParts):
+        other.__class__ = type(layer).__base__
+        del other.parts
+    return other

@@ -17,7 +17,7 @@ from support.providers import run_case
 
 import specdec_kernels as sk
 from specdec_kernels import reference
-from specdec_kernels.arguments.blocks import BLOCK_NAMES
+from specdec_kernels.arguments.weight_blocks import BLOCK_FORMATS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WIDTHS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 24, 25, 31, 32, 48, 63, 64, 65, 130]
@@ -74,7 +74,7 @@ def test_blocks_agree_with_the_specification(op):
         assert_bits(got, getattr(reference, op)(*case.args()))
 
 
-@pytest.mark.parametrize("name", BLOCK_NAMES)
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_blocks_stand_for_the_numbers_that_the_reader_of_files_gives(name):
     """Any bits, also scales that are infinite, NaN or subnormal."""
     blocks = blocks_of(67, 1024, name, torch.Generator().manual_seed(1), math.inf)
@@ -86,7 +86,7 @@ def test_blocks_stand_for_the_numbers_that_the_reader_of_files_gives(name):
 
 
 @by_dtype
-@pytest.mark.parametrize("name", BLOCK_NAMES)
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
 @pytest.mark.parametrize(("n", "k"), [(70, 512), (97, 1536)])
 def test_blocks_give_the_bits_of_their_numbers(name, n, k, dtype):
     g = torch.Generator().manual_seed(n)

@@ -23,7 +23,7 @@ from fuzz.values import (
 
 import specdec_kernels as sk
 from specdec_kernels import _library
-from specdec_kernels.arguments.blocks import BLOCK_FORMATS
+from specdec_kernels.arguments.weight_blocks import FORMATS
 
 
 class Call(NamedTuple):
@@ -386,7 +386,7 @@ def pack_linear(r):
 
 def blocks(r):
     """Blocks of any bits, and their format."""
-    kind = r.choice(BLOCK_FORMATS)
+    kind = r.choice(FORMATS)
     shape = r.choice((1, 7, 8, 31, 33, 70)), r.choice((1, 2, 3)) * kind.file_bytes
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=r.tensors), kind.name
 

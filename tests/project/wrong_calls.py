@@ -28,7 +28,7 @@ from project.special_calls import (
 from support.providers import sample, verify, verify_tree
 
 from specdec_kernels import RULES, TREE_RULES, PackedDecoderLayer, Tree, pack_blocks, pack_linear
-from specdec_kernels.arguments.blocks import BLOCK_NAMES
+from specdec_kernels.arguments.weight_blocks import BLOCK_FORMATS
 
 
 def arguments_of(op):
@@ -209,7 +209,7 @@ CALLS = {
     ],
     "pack_linear": [({}, dict(weight=("[N, K]", ROWS)))],
     "pack_blocks": [({}, dict(blocks=("[N, bytes of a row], a multiple of 20", "uint8"),
-                              format=f"in [1, {len(BLOCK_NAMES)}]"))],
+                              format=f"in [1, {len(BLOCK_FORMATS)}]"))],
     "unpack_blocks": [({}, dict(panels=(None, "uint8"), in_features="at least 1",
                                 out_features="at least 1"))],
     "packed_linear": [

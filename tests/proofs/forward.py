@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from proofs.case import SHORT, Args, Case, spread
 from specdec_kernels import reference
-from specdec_kernels.arguments.blocks import BLOCK_FORMATS, BLOCK_NAMES
+from specdec_kernels.arguments.weight_blocks import BLOCK_FORMATS, FORMATS
 
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -39,7 +39,7 @@ def blocks_of(n: int, k: int, name: str, g: Generator, scale: float = 1.0) -> Te
 
     scale: infinity for any bits of float16, also infinite and NaN.
     """
-    kind = BLOCK_FORMATS[BLOCK_NAMES.index(name)]
+    kind = FORMATS[BLOCK_FORMATS.index(name)]
     x = torch.randint(0, 256, (n, k // kind.inputs, kind.file_bytes), generator=g).to(torch.uint8)
     if scale < math.inf:
         halves = 2 if kind.has_minimum else 1
@@ -53,7 +53,7 @@ def blocks_case(op: str, n: int, k: int, name: str) -> Case:
     """A case of `pack_blocks` or `unpack_blocks`."""
 
     def build(g: Generator) -> Args:
-        blocks, number = blocks_of(n, k, name, g, math.inf), BLOCK_NAMES.index(name) + 1
+        blocks, number = blocks_of(n, k, name, g, math.inf), BLOCK_FORMATS.index(name) + 1
         return (blocks, number) if op == "pack_blocks" else (
             reference.pack_blocks(blocks, number), k, n
         )  # fmt: skip
@@ -71,7 +71,7 @@ def linear_case(
         if blocks is None:
             panels = reference.pack_linear(torch.randn(n, k, generator=g).to(dtype))
         else:
-            packed = blocks_of(n, k, blocks, g, 0.01), BLOCK_NAMES.index(blocks) + 1
+            packed = blocks_of(n, k, blocks, g, 0.01), BLOCK_FORMATS.index(blocks) + 1
             panels = reference.pack_blocks(*packed)
         return x, panels, k, n, torch.randn(n, generator=g).to(dtype) if bias else None
 

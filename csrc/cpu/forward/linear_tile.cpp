@@ -3,7 +3,7 @@
 #include "cpu/forward/linear_tile.h"
 
 #include "cpu/forward/float_register.h"
-#include "cpu/forward/weight_blocks.h"
+#include "cpu/forward/weight_blocks_tile.h"
 
 #define SPECDEC_CAT_(a, b) a##b
 #define SPECDEC_CAT(a, b) SPECDEC_CAT_(a, b)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -23,9 +23,11 @@ from specdec_hf.drafting.drafter import (
 )
 from specdec_hf.drafting.sampling import token_stats
 from specdec_hf.request.inputs import check_language_model
+from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.choose import choose_cache
 from specdec_hf.runner.forwards import compiles_on, pack_for
 from specdec_hf.runner.protocol import (
+    ROPES_BY_LENGTH,
     CacheRequest,
     Lengths,
     context_length,
@@ -288,10 +290,13 @@ class DraftModel(Stepper):
             call.note(f"draft model {note}")
         if packed is not None:
             packed.refuse(chosen.why_not_packed)
-            call.report_packed(model, packed)
+            if call.forwards.packed is not None:
+                call.forwards.packed.append(packed)
+            asked = call.forwards.compile is True
+            packed.report(model, lambda note: call.note(f"draft model {note}"), asked=asked)
         if call.forwards.compile and compiles_on(model.device):
             self._compile(tree, sampling)
-        call.note_ropes(f"draft model {type(model).__name__}", rope_types(model))
+        note_ropes(call, f"draft model {type(model).__name__}", rope_types(model))
         # Its parameters by those of the target: about the cost of a forward, by memory traffic.
         self.cost = Cost(num_parameters(model) / max(num_parameters(call.model), 1))
         self._own_temperature = sampling.get("temperature")
@@ -432,3 +437,19 @@ def room_in(
     if context_length is None:
         return most
     return np.minimum(most, np.maximum(context_length - texts.lengths, 0))
+
+
+def note_ropes(call: DrafterCall, name: str, kinds: Iterable[str]) -> None:
+    """Say that the drafts of a sequence depend on others of its batch, where a text does so.
+
+    Args:
+        call: of what drafts.
+        name: of it.
+        kinds: of its rotary embeddings, by the names of Transformers.
+    """
+    by_length = sorted(set(kinds).intersection(ROPES_BY_LENGTH))
+    if by_length and call.batch_size > 1 and text_depends_on_drafts(call.rule):
+        call.note(
+            f"rotary embedding {by_length[0]!r} of {name} turns by the longest sequence of a "
+            f"forward: under rule {call.rule!r} the text depends on the rest of the batch"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from specdec_hf.drafting.context import CommittedStates, History
 from specdec_hf.request.sampling import Sampling
-from specdec_hf.rules import text_depends_on_drafts
 from specdec_hf.runner.forwards import Borrower, CompileStats
 from specdec_hf.runner.packed.model import PackedStats
-from specdec_hf.runner.protocol import ROPES_BY_LENGTH, to_device
+from specdec_hf.runner.protocol import to_device
 from specdec_hf.schedules.base import TokenStats
 from specdec_kernels import (
     RULES_READING_DRAFT,
@@ -298,24 +297,3 @@ class DrafterCall:
             self.forwards.compiled.append(stats)
         if stats.eager:
             self.note(f"{name} runs eagerly: {stats.eager}")
-
-    def report_packed(self, model: Any, stats: PackedStats) -> None:
-        """Add what was packed of a draft model to the statistics of the call."""
-        if self.forwards.packed is not None:
-            self.forwards.packed.append(stats)
-        asked = self.forwards.compile is True
-        stats.report(model, lambda note: self.note(f"draft model {note}"), asked=asked)
-
-    def note_ropes(self, name: str, kinds: Iterable[str]) -> None:
-        """Say that the drafts of a sequence depend on others of its batch, where a text does so.
-
-        Args:
-            name: of what drafts.
-            kinds: of its rotary embeddings, by the names of Transformers.
-        """
-        by_length = sorted(set(kinds).intersection(ROPES_BY_LENGTH))
-        if by_length and self.batch_size > 1 and text_depends_on_drafts(self.rule):
-            self.note(
-                f"rotary embedding {by_length[0]!r} of {name} turns by the longest sequence of a "
-                f"forward: under rule {self.rule!r} the text depends on the rest of the batch"
-            )

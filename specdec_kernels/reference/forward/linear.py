@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...arguments.blocks import panel_width
-from .blocks import unpack_blocks
+from ...arguments.weight_blocks import panel_width
+from .weight_blocks import unpack_blocks
 
 
 def pack_linear(weight: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.model import Stepper, room_in
+from specdec_hf.drafters.model import Stepper, note_ropes, room_in
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Cost
@@ -203,7 +203,7 @@ class HeadStepper(PairStepper):
         self._cosines = self._sines = torch.empty(0)  # [P, D]
         rope: Any = head.config.layer.rope_parameters
         self._rope_type: str = rope["rope_type"]
-        call.note_ropes("the head", [self._rope_type])
+        note_ropes(call, "the head", [self._rope_type])
         if self._rope_type not in ROPES_BY_LENGTH:
             self._turns(256)
         else:  # it changes with the text, and other calls draft with the same head

@@ -9,15 +9,17 @@ was changed is packed as it is.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from specdec_kernels import PackedLinear, pack_blocks, unpack_blocks
-from specdec_kernels.arguments.blocks import BLOCK_NAMES
+from specdec_hf.runner.packed.linear import bits_of, row_sums
+from specdec_kernels import BLOCK_FORMATS, PackedLinear, pack_blocks, unpack_blocks
 
 
 @dataclass
@@ -58,7 +60,7 @@ class BlockFile:
         found: dict[tuple[int, int], list[_Stored]] = defaultdict(list)
         for tensor in GGUFReader(self.path).tensors:
             kind = tensor.tensor_type.name
-            if kind in BLOCK_NAMES and tensor.data.ndim == 2:
+            if kind in BLOCK_FORMATS and tensor.data.ndim == 2:
                 k, n = (int(size) for size in tensor.shape)
                 found[n, k].append(_Stored(tensor.data, kind))
         return found
@@ -83,19 +85,16 @@ class BlockFile:
                 return packed
         return None
 
+    def report(self, stats: Any, model: Any, note: Callable[[str], None]) -> None:
+        """Leave a note where linear layers of a model that was read from the file are floats.
 
-def row_sums(weight: torch.Tensor) -> torch.Tensor:
-    """[N] int64: the sum of the bits of each row, which wraps around.
-
-    Args:
-        weight: [N, K], contiguous, with at least one number.
-    """
-    return bits_of(weight).sum(dim=1, dtype=torch.int64)
-
-
-def bits_of(weight: torch.Tensor) -> torch.Tensor:
-    """The bits of [N, K], as wide as a view can be: sums of int64 run at the speed of memory."""
-    row_bytes = weight.shape[1] * weight.element_size()
-    begin = weight.storage_offset() * weight.element_size()
-    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}
-    return weight.view(next(integers[n] for n in integers if row_bytes % n == begin % n == 0))
+        Args:
+            stats: `PackedStats` of the model.
+            note: takes it.
+        """
+        if stats.blocks < stats.layers:
+            note(
+                f"{type(model).__name__}: {stats.layers - stats.blocks} of {stats.layers} linear "
+                f"layers multiply by {model.dtype} and not by the blocks of {self.path.name}: they "
+                "serve weights in float32 that are those of the file"
+            )

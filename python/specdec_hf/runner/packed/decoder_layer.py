@@ -5,7 +5,6 @@ For a few tokens the dozens of small calls of a layer's own forward take as long
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 from typing import Any
@@ -75,7 +74,7 @@ def _linear_layers(layer: Any) -> list[Any]:
     ]  # fmt: skip
 
 
-class _LayerParts:
+class LayerParts:
     """The modules of a layer, held here because a module looks its own up slowly."""
 
     def __init__(self, layer: Any) -> None:
@@ -140,7 +139,7 @@ def _fused_class(kind: Any) -> type:
         position_embeddings: Any = None,
         **kwargs: Any,
     ) -> Any:
-        parts: _LayerParts = self.parts
+        parts: LayerParts = self.parts
         if position_embeddings is not None and not kwargs.get("output_attentions"):
             cos, sin = position_embeddings
             like = cos.dtype == sin.dtype == hidden_states.dtype
@@ -170,7 +169,7 @@ def fuse(layer: nn.Module) -> bool:
     if unfused_reason(layer) is not None:
         return False
     kind: Any = type(layer)
-    layer.parts = _LayerParts(layer)  # type: ignore[assignment]
+    layer.parts = LayerParts(layer)  # type: ignore[assignment]
     layer.__class__ = _fused_class(kind)
     return True
 
@@ -178,18 +177,5 @@ def fuse(layer: nn.Module) -> bool:
 def refresh_fused(module: nn.Module) -> None:
     """Let a decoder layer that runs by the ops take its weights as they are packed now."""
     parts = vars(module).get("parts")
-    if isinstance(parts, _LayerParts):
+    if isinstance(parts, LayerParts):
         parts.refresh()
-
-
-def unfused(layer: Any) -> Any:
-    """A second module over the modules of a decoder layer, which its own class runs one by one.
-
-    Args:
-        layer: of a packed model, fused or not, or of a user's model; it is not changed.
-    """
-    other = copy.copy(layer)
-    if isinstance(vars(other).get("parts"), _LayerParts):
-        other.__class__ = type(layer).__base__
-        del other.parts
-    return other

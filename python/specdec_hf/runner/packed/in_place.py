@@ -19,14 +19,7 @@ from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.module_copy import copy_reason
 from specdec_hf.runner.packed.blocks import BlockFile
 from specdec_hf.runner.packed.linear import bytes_of, unpacked_reason
-from specdec_hf.runner.packed.model import (
-    OnlyPacked,
-    PackedStats,
-    is_other_linear,
-    name_of_file,
-    number_of_blocks,
-    resident_bytes,
-)
+from specdec_hf.runner.packed.model import OnlyPacked, PackedStats, is_other_linear, resident_bytes
 from specdec_kernels import PackedLinear, pack_linear, packed_linear, unpack_blocks
 
 
@@ -146,8 +139,7 @@ def pack_(model: Any) -> PackedStats:
     layers = [m for m in model.modules() if isinstance(m, PackedInPlace)]
     return PackedStats(
         layers=len(layers),
-        blocks=number_of_blocks(layers),
-        file=name_of_file(model),
+        blocks=sum(layer.panels.dtype == torch.uint8 for layer in layers),
         bytes=bytes_of(layers),
         resident_bytes=resident_bytes(),
         seconds=time.perf_counter() - started,

@@ -9,15 +9,16 @@ it. Packed weights are a second copy: the model keeps its own.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
-from specdec_hf.runner.packed.blocks import BlockFile, bits_of, row_sums
 from specdec_kernels import PackedLinear, pack_linear, packed_linear
 
+# The panels of a weight that are not made of its floats; None where there are none.
+Stored = Callable[[torch.Tensor], PackedLinear | None]
 _Place = tuple[int, torch.Size, torch.dtype]  # address, shape and dtype of a weight
 
 
@@ -26,7 +27,7 @@ class _PackedCopy:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.place = _place_of(weight)
-        self.file: BlockFile | None = None
+        self.stored: Stored | None = None
         # As long as this object holds the weight, no other tensor gets its address.
         self._held = weight.detach()
         self._version, self._contents = -1, torch.empty(0)
@@ -42,15 +43,10 @@ class _PackedCopy:
         if version == self._version and torch.equal(contents, self._contents):
             return False
         with torch.inference_mode(False), torch.no_grad():
-            blocks = self.file and self.file.pack(weight.detach())
-            self.panels = blocks or pack_linear(weight.detach())
+            stored = self.stored and self.stored(weight.detach())
+            self.panels = stored or pack_linear(weight.detach())
         self._version, self._contents = version, contents
         return True
-
-    def read_from(self, file: BlockFile) -> None:
-        """Take the blocks of a file, where its weights are these, from the next refresh on."""
-        if self.file is None:
-            self.file, self._version = file, -1
 
 
 _copies: weakref.WeakValueDictionary[_Place, _PackedCopy] = weakref.WeakValueDictionary()
@@ -61,15 +57,15 @@ class LinearWithPackedCopy(torch.nn.Module):
 
     Args:
         layer: see `unpacked_reason`.
-        file: whose blocks are multiplied where they are the weight.
+        stored: whose panels are taken where it has those of the weight.
     """
 
-    def __init__(self, layer: torch.nn.Linear, file: BlockFile | None = None) -> None:
+    def __init__(self, layer: torch.nn.Linear, stored: Stored | None = None) -> None:
         super().__init__()
         self._parameters = layer._parameters
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self._copy: _PackedCopy | None = None
-        self._file = file
+        self._stored = stored
         self.refresh()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -107,8 +103,8 @@ class LinearWithPackedCopy(torch.nn.Module):
             if copy is None:
                 copy = _copies[place] = _PackedCopy(weight)
             self._copy = copy
-            if self._file is not None:
-                copy.read_from(self._file)
+            if copy.stored is None and self._stored is not None:
+                copy.stored, copy._version = self._stored, -1
         return self._copy.refresh(weight)
 
 
@@ -136,6 +132,23 @@ def _digest(weight: torch.Tensor) -> torch.Tensor:
     rows = len(weight)
     some = bits_of(weight)[[0, rows // 2, rows - 1]].flatten().long()
     return torch.cat([row_sums(weight), some])
+
+
+def row_sums(weight: torch.Tensor) -> torch.Tensor:
+    """[N] int64: the sum of the bits of each row, which wraps around.
+
+    Args:
+        weight: [N, K], contiguous, with at least one number.
+    """
+    return bits_of(weight).sum(dim=1, dtype=torch.int64)
+
+
+def bits_of(weight: torch.Tensor) -> torch.Tensor:
+    """The bits of [N, K], as wide as a view can be: sums of int64 run at the speed of memory."""
+    row_bytes = weight.shape[1] * weight.element_size()
+    begin = weight.storage_offset() * weight.element_size()
+    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+    return weight.view(next(integers[n] for n in integers if row_bytes % n == begin % n == 0))
 
 
 def _place_of(weight: torch.Tensor) -> _Place:

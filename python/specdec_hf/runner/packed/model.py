@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,10 +21,10 @@ from torch import nn
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.module_copy import MERGE, copied, copy_reason, structure_of
 from specdec_hf.runner.packed.attention import attend_by
-from specdec_hf.runner.packed.blocks import BlockFile
 from specdec_hf.runner.packed.decoder_layer import fuse, refresh_fused
 from specdec_hf.runner.packed.linear import (
     LinearWithPackedCopy,
+    Stored,
     bytes_of,
     bytes_to_pack,
     unpacked_reason,
@@ -42,7 +42,6 @@ class PackedStats:
     Attributes:
         layers: linear layers with packed weights.
         blocks: of them, those that multiply by the blocks of the GGUF file of the model.
-        file: the name of that file, empty where the model is of none.
         fused: decoder layers that run by `decoder_layer_`, or by `norm_qkv_rope` and
             `output_norm_mlp` where the cache is not the loop's own.
         bytes: of their packed copies, each once, those that other models share included.
@@ -56,7 +55,6 @@ class PackedStats:
 
     layers: int = 0
     blocks: int = 0
-    file: str = ""
     fused: int = 0
     bytes: int = 0
     resident_bytes: int = 0
@@ -83,12 +81,8 @@ class PackedStats:
             merge = f"; {MERGE}" if any(map(_is_adapted, model.modules())) else ""
             listed = _listed(self.unpacked) + merge
             note(f"{name}: matrices of other classes than torch.nn.Linear are not packed: {listed}")
-        if self.file and self.blocks < self.layers:
-            note(
-                f"{name}: {self.layers - self.blocks} of {self.layers} linear layers are packed as "
-                f"{model.dtype} and not as the blocks of {self.file}: blocks serve weights in "
-                "float32 that are those of the file"
-            )
+        if (file := record_of(model).blocks) is not None and not self.reason:
+            file.report(self, model, note)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -109,7 +103,7 @@ class PackedModel:
 
     Args:
         model: that `copy_reason` allows; it is not changed.
-        file: the `BlockFile` that it was read from, or None.
+        stored: see `LinearWithPackedCopy`.
 
     Attributes:
         model: the packed model, of the model's class.
@@ -122,8 +116,8 @@ class PackedModel:
         seconds: how long packing took in the last call, 0 where nothing was packed.
     """
 
-    def __init__(self, model: nn.Module, file: BlockFile | None) -> None:
-        self.seconds, self._file = 0.0, file
+    def __init__(self, model: nn.Module, stored: Stored | None) -> None:
+        self.seconds, self._stored = 0.0, stored
         self.made_for = structure_of(model)
         self._others: dict[nn.Module, None] = {}  # each once, in order
         self._packed: dict[int, LinearWithPackedCopy] = {}
@@ -146,7 +140,7 @@ class PackedModel:
         if isinstance(module, OnlyPacked):
             return module
         if unpacked_reason(module) is None:
-            self._packed[id(module)] = LinearWithPackedCopy(module, self._file)
+            self._packed[id(module)] = LinearWithPackedCopy(module, self._stored)
             return self._packed[id(module)]
         if is_other_linear(module):
             self._others[module] = None
@@ -207,7 +201,7 @@ def packed_model_of(model: Any) -> PackedModel:
             record.packed = None
             check_packable(model)
             with torch.inference_mode(False), torch.no_grad():
-                made = record.packed = PackedModel(model, record.blocks)
+                made = record.packed = PackedModel(model, record.blocks and record.blocks.pack)
             changed = True
         else:
             changed = made.refresh()
@@ -249,25 +243,13 @@ def pack_for_call(model: Any) -> tuple[PackedModel | None, PackedStats]:
     layers: list[LinearWithPackedCopy | OnlyPacked] = [*packed_model.layers, *packed_model.kept]
     return packed_model, PackedStats(
         layers=len(layers),
-        blocks=number_of_blocks(layers),
-        file=name_of_file(model),
+        blocks=sum(layer.panels.dtype == torch.uint8 for layer in layers),
         fused=packed_model.fused,
         bytes=bytes_of(layers),
         resident_bytes=resident_bytes(),
         seconds=packed_model.seconds,
         unpacked=dict(packed_model.unpacked),
     )
-
-
-def number_of_blocks(layers: Iterable[Any]) -> int:
-    """How many packed layers hold blocks."""
-    return sum(layer.panels.dtype == torch.uint8 for layer in layers)
-
-
-def name_of_file(model: Any) -> str:
-    """Of the GGUF file that a model was read from, empty without one."""
-    file: BlockFile | None = record_of(model).blocks
-    return "" if file is None else file.path.name
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...arguments.blocks import BLOCK_FORMATS, BlockFormat, panel_width
+from ...arguments.weight_blocks import FORMATS, BlockFormat, panel_width
 
 
 class Fields(NamedTuple):
@@ -29,7 +29,7 @@ class Fields(NamedTuple):
 
 def pack_blocks(blocks: Tensor, format: int) -> Tensor:
     """The blocks of W outputs side by side, each of their fields in turn."""
-    kind = BLOCK_FORMATS[format - 1]
+    kind = FORMATS[format - 1]
     width, n = panel_width(), len(blocks)
     padding = blocks.new_zeros(-n % width, blocks.shape[1])
     fields = _read_file(torch.cat([blocks, padding]), kind)
@@ -52,7 +52,7 @@ def pack_blocks(blocks: Tensor, format: int) -> Tensor:
 def unpack_blocks(panels: Tensor, in_features: int, out_features: int) -> Tensor:
     """[N, K] float32, the weight that the panels hold."""
     width = panel_width()
-    (kind,) = [f for f in BLOCK_FORMATS if f.bytes * width == panels.shape[2]]
+    (kind,) = [f for f in FORMATS if f.bytes * width == panels.shape[2]]
     at = 0
 
     def read(count: int, dtype: torch.dtype) -> Tensor:

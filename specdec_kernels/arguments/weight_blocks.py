@@ -37,7 +37,7 @@ class BlockFormat(NamedTuple):
 
 
 # In the order of WeightFormat, which counts from 1.
-BLOCK_FORMATS = (
+FORMATS = (
     BlockFormat("Q4_0", 32, 0, 4, False, 8, 18),
     BlockFormat("Q4_1", 32, 0, 4, True, 0, 20),
     BlockFormat("Q5_0", 32, 0, 5, False, 16, 22),
@@ -47,7 +47,7 @@ BLOCK_FORMATS = (
     BlockFormat("Q5_K", 256, 8, 5, True, 0, 176),
     BlockFormat("Q6_K", 256, 16, 6, False, 32, 210),
 )
-BLOCK_NAMES = tuple(f.name for f in BLOCK_FORMATS)
+BLOCK_FORMATS = tuple(f.name for f in FORMATS)
 
 
 def panel_width() -> int:
