@@ -113,7 +113,7 @@ KERNELS = (
     KernelBudget(ROWS, 64, 4, 203.6),
     KernelBudget(DECIDE, 80, 3, 208.9),
     KernelBudget(BLOCK, 80, 3, 138.3),
-    KernelBudget(TREE_ROWS, 64, 4, 174.6),
-    KernelBudget(TREE, 128, 2, 390),
+    KernelBudget(TREE_ROWS, 64, 4, 174.1),
+    KernelBudget(TREE, 128, 2, 387.6),
     KernelBudget(SAMPLE, 64, 4, 169),
 )

@@ -23,7 +23,7 @@ NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 # What CMakeLists.txt gives nvcc in a release build.
 FLAGS = ("-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "-Icsrc", "-Icsrc/include")
 TARGET = "sm_90"
-THREADS = 256  # of a block, as kThreads in csrc/cuda/block_group.cuh
+THREADS = 256  # of a block, as kThreads in csrc/cuda/thread_block.cuh
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from bench.sass.code import Block, Code
 
 # What no loop over a row contains: it calls nothing, and waits for no other warp.
 _FOREIGN = re.compile(
-    r"(@!?U?P\w+ )?(BAR|CALL|RET|EXIT|BRX|MEMBAR|UCGABAR\w*|ATOM[SG]?|RED|WARPSYNC\.COLLECTIVE)\b"
+    r"(@!?U?P\w+ )?(BAR|CALL|RET|EXIT|BRX|MEMBAR|ATOM[SG]?|RED|WARPSYNC\.COLLECTIVE)\b"
 )
 _GUARD = re.compile(r"@!?U?P\w+ ")
 

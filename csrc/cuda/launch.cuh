@@ -30,6 +30,22 @@ inline bool may_filter(const SamplingParams& s, int64_t vocab) {
          SequenceParams{1, s.top_k, s.top_p, s.min_p}.filters(vocab);
 }
 
+template <class OpParams>
+bool needs_best(const OpParams& p) {
+  using RuleOf = decltype(p.rule);
+  return needs_best(p.sampling, p.rule == RuleOf::kMatch || p.rule == RuleOf::kGreedy);
+}
+
+template <class OpParams>
+bool filters(const OpParams& p) {
+  return p.rule != decltype(p.rule)::kGreedy && may_filter(p.sampling, p.vocab);
+}
+
+template <class OpParams>
+bool measures_drafts(const OpParams& p) {
+  return p.reads_draft() && p.kind == Kind::kLogits && p.draft.form == DraftForm::kRows;
+}
+
 // The multiprocessors of the current device, asked once of each.
 inline cudaError_t multiprocessors(int* processors) {
   constexpr int kKnown = 64;

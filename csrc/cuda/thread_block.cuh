@@ -94,13 +94,7 @@ inline __device__ T fold_lanes(T value, Op op) {
 }
 
 // The largest of a warp; in every lane.
-inline __device__ uint32_t warp_max(uint32_t value) {
-#ifdef __CUDA_ARCH__
-  return __reduce_max_sync(kAllLanes, value);
-#else
-  return fold_lanes(value, Larger());
-#endif
-}
+inline __device__ uint32_t warp_max(uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
 
 // Every thread of a block holds one. All of them call a fold, and all get its result.
 class ThreadBlock {

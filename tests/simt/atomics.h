@@ -12,13 +12,12 @@ template <class T, class F>
 T update(T* address, F f, const char* order = "relaxed") {
   scheduler.observable();
   const bool both = std::strcmp(order, "acq_rel") == 0;
-  if (both || std::strcmp(order, "release") == 0 || scheduler.current->fenced) release(address);
+  if (both || std::strcmp(order, "release") == 0) release(address);
   T old, next;
   __atomic_load(address, &old, __ATOMIC_RELAXED);
   next = f(old);
   __atomic_store(address, &next, __ATOMIC_RELAXED);
   if (both || std::strcmp(order, "acquire") == 0) acquire(address);
-  scheduler.updated(address);  // which ends the effect of a fence
   return old;
 }
 
@@ -42,13 +41,8 @@ inline unsigned atomicExch(unsigned* address, unsigned value) {
 inline unsigned long long atomicExch(unsigned long long* address, unsigned long long value) {
   return simt::update(address, [&](unsigned long long) { return value; });
 }
-inline unsigned atomicInc(unsigned* address, unsigned largest) {
-  return simt::update(address, [&](unsigned old) { return old >= largest ? 0 : old + 1; });
-}
 inline unsigned long long atomicCAS(unsigned long long* address, unsigned long long compare,
                                     unsigned long long value) {
   return simt::update(address,
                       [&](unsigned long long old) { return old == compare ? value : old; });
 }
-
-inline void __threadfence() { simt::scheduler.fence(); }

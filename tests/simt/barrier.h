@@ -1,6 +1,6 @@
 #pragma once
-// Barriers of a block and a cluster. They are stricter than on a device, which
-// does not wait for threads that have returned: here every thread has to arrive.
+// Barriers of a block. They are stricter than on a device, which does not wait for threads that
+// have returned: here every thread has to arrive.
 #include <vector>
 
 #include "schedule.h"
@@ -51,8 +51,6 @@ inline void leave(Barrier& barrier, const Thread& self) {
 
 inline constexpr char kSyncThreads[] = "__syncthreads";
 inline constexpr char kSyncThreadsOr[] = "__syncthreads_or";
-inline constexpr char kSyncThreadsAnd[] = "__syncthreads_and";
-inline constexpr char kSyncCluster[] = "this_cluster().sync";
 
 inline Barrier& block_barrier() { return scheduler.current->block->barrier; }
 
@@ -61,7 +59,4 @@ inline Barrier& block_barrier() { return scheduler.current->block->barrier; }
 inline void __syncthreads() { simt::arrive(simt::block_barrier(), simt::kSyncThreads); }
 inline int __syncthreads_or(int predicate) {
   return simt::arrive(simt::block_barrier(), simt::kSyncThreadsOr, predicate != 0) > 0;
-}
-inline int __syncthreads_and(int predicate) {
-  return simt::arrive(simt::block_barrier(), simt::kSyncThreadsAnd, predicate == 0) == 0;
 }

@@ -31,8 +31,6 @@ COMPILE = (
 
 # So few multiprocessors that small cases fill them.
 MULTIPROCESSORS = 4
-# A device whose attributes the launcher does not keep, because its number is too large.
-UNKNOWN_DEVICE = 100
 # The orders in which threads can run: whether from the last to the first, the seed of a random
 # order or 0, and how many blocks take turns; the others run one block after the other.
 ORDERS = {
@@ -88,13 +86,13 @@ class Library:
         """Launches on a device of so many multiprocessors, with this order of threads, in a
         workspace filled with `fill`. With none, one block reads a row."""
         self._native.simt_order(*ORDERS[order])
-        self._native.simt_device(processors, UNKNOWN_DEVICE)
+        self._native.simt_device(processors)
         self._native.simt_workspace(fill)
         try:
             yield
         finally:
             self._native.simt_order(*ORDERS["forward"])
-            self._native.simt_device(MULTIPROCESSORS, UNKNOWN_DEVICE)
+            self._native.simt_device(MULTIPROCESSORS)
             self._native.simt_workspace(ALL_ONES)
 
     def last_bytes(self) -> int:

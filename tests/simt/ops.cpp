@@ -73,50 +73,34 @@ Parallel torch_parallel() { return serial(); }
 
 }  // namespace specdec
 
-extern "C" __attribute__((visibility("default"))) void simt_order(bool reverse, uint64_t seed,
-                                                                  unsigned clusters) {
+SPECDEC_EXPORT void simt_order(bool reverse, uint64_t seed, unsigned blocks) {
   simt::reverse = reverse;
   simt::shuffle_seed = seed;
-  simt::clusters_at_once = clusters;
+  simt::blocks_at_once = blocks;
 }
 
-extern "C" __attribute__((visibility("default"))) void simt_device(int multiprocessors,
-                                                                   int capability) {
-  simt::multiprocessors = multiprocessors;
-  simt::capability_major = capability;
-}
+SPECDEC_EXPORT void simt_device(int multiprocessors) { simt::multiprocessors = multiprocessors; }
 
 // Leaves `pending` as the last error, and returns what it was.
-extern "C" __attribute__((visibility("default"))) int simt_last_error(int pending) {
+SPECDEC_EXPORT int simt_last_error(int pending) {
   const cudaError_t last = cudaGetLastError();
   simt::last_error = static_cast<cudaError_t>(pending);
   return last;
 }
 
 // The CUDA version that the driver supports, as cudaDriverGetVersion gives it.
-extern "C" __attribute__((visibility("default"))) void simt_driver(int version) {
-  simt::driver_version = version;
-}
+SPECDEC_EXPORT void simt_driver(int version) { simt::driver_version = version; }
 
-extern "C" __attribute__((visibility("default"))) void simt_workspace(uint64_t word) {
-  specdec::workspace_word = word;
-}
+SPECDEC_EXPORT void simt_workspace(uint64_t word) { specdec::workspace_word = word; }
 
-extern "C" __attribute__((visibility("default"))) int64_t simt_last_bytes() {
-  return specdec::last_bytes;
-}
+SPECDEC_EXPORT int64_t simt_last_bytes() { return specdec::last_bytes; }
 
-extern "C" __attribute__((visibility("default"))) int64_t simt_last_written() {
-  return specdec::last_written;
-}
+SPECDEC_EXPORT int64_t simt_last_written() { return specdec::last_written; }
 
 // From the first line of 64 bytes on, where the arrays of a call begin.
-extern "C" __attribute__((visibility("default"))) void simt_words_at(int64_t byte, int64_t n,
-                                                                     uint64_t* out) {
+SPECDEC_EXPORT void simt_words_at(int64_t byte, int64_t n, uint64_t* out) {
   byte += (64 - specdec::last_address % 64) % 64;
   std::copy_n(specdec::last_words.begin() + byte / 8, n, out);
 }
 
-extern "C" __attribute__((visibility("default"))) uint64_t simt_next_launch() {
-  return specdec::cuda::next_launch_id();
-}
+SPECDEC_EXPORT uint64_t simt_next_launch() { return specdec::cuda::next_launch_id(); }

@@ -94,7 +94,7 @@ struct Setting {
 
 void require(bool good, const char* what) {
   if (good) return;
-  std::printf("FAILED: %s %s\n", what, simt::message.c_str());
+  std::printf("FAILED: %s %s\n", what, simt::scheduler.failure.c_str());
   std::fflush(stdout);
   std::_Exit(3);
 }
@@ -405,7 +405,7 @@ std::vector<Case> cases() {
 }  // namespace specdec
 
 int main(int count, char** names) {
-  simt::clusters_at_once = 64;
+  simt::blocks_at_once = 64;
   simt::shuffle_seed = 1;
   const bool lists = count == 2 && std::strcmp(names[1], "list") == 0;
   int found = 0;

@@ -1,14 +1,7 @@
 #pragma once
 // CUDA's intrinsics that concern one thread: bits, rounding and cached loads.
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-
-using std::isfinite;
-using std::isinf;
-using std::isnan;
-using std::max;
-using std::min;
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -23,9 +16,5 @@ inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
 
 template <class T>
 T __ldg(const T* p) {
-  return *p;
-}
-template <class T>
-T __ldcg(const T* p) {
   return *p;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// The scheduler of the fibers. A wave is the set of blocks that run in turns: those of some
-// clusters. A thread runs until it has to wait for another one.
+// The scheduler of the fibers. A wave is the set of blocks that run in turns. A thread runs until
+// it has to wait for another one.
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -13,13 +13,12 @@
 #include "watch.h"
 
 inline dim3 gridDim, blockDim, blockIdx, threadIdx;
-constexpr int warpSize = 32;
 
 namespace simt {
 
 inline bool reverse = false;       // threads run from the last one of the last block to the first
 inline uint64_t shuffle_seed = 0;  // if not 0, threads run in a random order, new at every barrier
-inline unsigned clusters_at_once = 1;  // how many clusters of a launch run in turns
+inline unsigned blocks_at_once = 1;  // how many blocks of a launch run in turns
 
 struct Collective;
 struct Block;
@@ -31,8 +30,6 @@ struct Thread {
   dim3 index;
   unsigned rank;  // in its block
   Watch watch;
-  bool fenced;    // its next atomic releases
-  void* updated;  // the word of its last atomic
 };
 
 // The places of two meetings: the threads that are ahead come to the next one while others have not
@@ -45,7 +42,7 @@ struct Meetings {
   void met() { second = !second; }
 };
 
-// The state of a barrier of a block, a cluster or a grid.
+// The state of a barrier of a block.
 struct Barrier {
   Thread* first;
   unsigned threads;
@@ -67,18 +64,10 @@ struct Warp {
   Meetings order;
 };
 
-struct Cluster {
-  Barrier barrier;
-  Block* blocks;
-  unsigned size;
-};
-
 struct Block {
   Barrier barrier;
-  Cluster* cluster;
   Warp* warps;
   unsigned char* shared;  // dynamic shared memory, between canaries
-  unsigned rank;          // in its cluster
   dim3 index;
 };
 
@@ -164,15 +153,6 @@ class Scheduler {
     }
   }
 
-  SIMT_UNWATCHED void updated(void* word) {
-    current->updated = word;
-    current->fenced = false;
-  }
-  SIMT_UNWATCHED void fence() {
-    current->fenced = true;
-    if (current->updated) acquire(current->updated);
-  }
-
   uint64_t draw(uint64_t below) {
     state_ = state_ * 6364136223846793005u + 1442695040888963407u;
     return (state_ >> 33) % below;
@@ -199,8 +179,6 @@ class Scheduler {
   void start_next(Fiber& self) {
     Thread& t = *order_[started_++];
     t.fiber = &self;
-    t.fenced = false;
-    t.updated = nullptr;
     become(t);
     acquire(&begin_);
     body_(context_);

@@ -1,6 +1,5 @@
 #pragma once
-// Dynamic shared memory. It is poisoned before a block starts, lies between canaries, and must not
-// be written after its block has returned, when a device may give it to another block.
+// Dynamic shared memory. It is poisoned before a block starts, and lies between canaries.
 #include <cstring>
 
 #include "schedule.h"
@@ -37,18 +36,6 @@ class SharedPool {
                    " its shared memory, which has " + std::to_string(bytes_) + " bytes");
   }
 
-  // All blocks of the wave have returned.
-  std::string written_too_late(const std::vector<Block>& blocks) const {
-    for (const Block& block : blocks) {
-      if (all(block.shared, bytes_, kPoison)) continue;
-      return "the shared memory of block " + text(block.index) +
-             " was written after the block had returned";
-    }
-    return {};
-  }
-
-  size_t bytes() const { return bytes_; }
-
  private:
   static constexpr unsigned char kPoison = 0xFF, kCanary = 0xA5;
   static constexpr size_t kAlignment = 128, kFront = 128, kBack = 1024;
@@ -65,24 +52,5 @@ inline SharedPool shared_pool;
 
 // The memory that `extern __shared__` names on a device.
 inline unsigned char* shared_memory() { return scheduler.current->block->shared; }
-
-// The address of the same variable in another block of the cluster.
-inline unsigned char* remote_shared(const void* address, unsigned rank) {
-  const Thread& self = *scheduler.current;
-  const Cluster& cluster = *self.block->cluster;
-  const size_t offset =
-      reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(self.block->shared);
-  if (rank >= cluster.size || offset >= shared_pool.bytes()) {
-    scheduler.fail(text(self) +
-                   " maps an address outside its shared memory, or a rank outside its"
-                   " cluster");
-  }
-  const Block& other = cluster.blocks[rank];
-  if (other.barrier.returned == other.barrier.threads) {
-    scheduler.fail(text(self) + " maps the shared memory of block " + text(other.index) +
-                   ", which has returned");
-  }
-  return other.shared + offset;
-}
 
 }  // namespace simt

@@ -46,60 +46,39 @@ def pointer(a):
     return a.ctypes.data_as(ctypes.c_void_p)
 
 
-def integers(n, low=-1000, high=1000):
-    return np.random.default_rng(n).integers(low, high, n).astype(np.int32)
-
-
-def block_sums(library, x, grid, barrier=True):
-    out = np.zeros_like(x)
-    assert library.run_sum(pointer(x), pointer(out), grid, len(x) // grid, barrier) == 0
-    return out
-
-
 def test_without_a_barrier_results_depend_on_the_order(library):
-    x = integers(256)
-    results = []
+    x = np.random.default_rng(256).integers(-1000, 1000, 256).astype(np.int32)
+    results = {True: [], False: []}
     for order in ORDERS.values():
         library.set_order(*order)
-        results.append(block_sums(library, x, 1, barrier=False))
-    want = np.full_like(x, x.sum())
-    assert not any(np.array_equal(r, want) for r in results)
-    for i, a in enumerate(results):
-        assert not any(np.array_equal(a, b) for b in results[:i])
+        for barrier, found in results.items():
+            out = np.zeros_like(x)
+            assert library.run_sum(pointer(x), pointer(out), barrier) == 0
+            found.append(tuple(out))
+    right = (x.sum(),) * 256
+    assert set(results[True]) == {right}
+    assert right not in results[False]
+    assert len(set(results[False])) == len(ORDERS)
 
 
-def last_block_finishes(library, one_step=True):
-    """Whether the last of 100 blocks adds up the sums of all, in each of two launches."""
-    x = integers(100 * 128)
-    sums, ticket, out = np.zeros(100, np.int32), np.zeros(1, np.uint32), np.zeros(1, np.int32)
-    good = True
-    for _ in range(2):  # the ticket is zero again afterwards
-        arguments = pointer(x), pointer(sums), pointer(ticket), pointer(out)
-        assert library.run_ticket(*arguments, 100, one_step) == 0
-        good &= out[0] == x.sum() and ticket[0] == 0
-        sums[:] = out[:] = 0
-    return good
+def all_are_counted(library, one_step):
+    count = np.zeros(1, np.uint32)
+    assert library.run_count(pointer(count), 100, one_step) == 0
+    return count[0] == 100
 
 
-@pytest.mark.usefixtures("order")
-def test_the_last_block_finishes(library):
-    assert last_block_finishes(library)
-
-
-def test_interleaved_blocks_show_that_a_ticket_is_not_taken_in_one_step(library):
+def test_interleaved_blocks_show_that_a_count_is_not_taken_in_one_step(library):
     """Blocks that run one after the other do not."""
-    right = {}
     for name, order in ORDERS.items():
         library.set_order(*order)
-        right[name] = last_block_finishes(library, one_step=False)
-    assert right == {name: not name.startswith("interleaved") for name in ORDERS}
+        assert all_are_counted(library, one_step=True)
+        assert all_are_counted(library, one_step=False) != name.startswith("interleaved")
 
 
 @pytest.mark.usefixtures("order")
-@pytest.mark.parametrize("cluster", [1, 3])
-def test_shared_memory_starts_poisoned(library, cluster):
+def test_shared_memory_starts_poisoned(library):
     out = np.zeros(6 * 64, np.uint32)
-    assert library.run_poison(pointer(out), 6, cluster) == 0
+    assert library.run_poison(pointer(out), 6) == 0
     assert (out == 0xFFFFFFFF).all()
 
 
@@ -133,7 +112,6 @@ def fails(library, fault, threads=64):
         pytest.param(7, ["__any_sync", "__ballot_sync"], id="mixed-collectives"),
         pytest.param(8, ["__syncwarp", "mask"], id="mask-without-caller"),
         pytest.param(11, ["livelock"], id="spin"),
-        pytest.param(14, ["this_cluster().sync", "return"], id="half-of-the-cluster"),
     ],
 )
 def test_threads_that_do_not_meet_fail_the_launch(library, fault, words):
@@ -152,15 +130,3 @@ def test_threads_that_do_not_meet_fail_the_launch(library, fault, words):
 )
 def test_writes_outside_shared_memory_fail_the_launch(library, fault, words):
     assert words in fails(library, fault)
-
-
-def test_use_of_shared_memory_of_a_block_that_has_returned_fails(library):
-    assert "which has returned" in fails(library, 12)
-    assert "written after the block had returned" in fails(library, 13)
-
-
-def test_a_cluster_without_a_last_barrier_fails(library):
-    x, out = integers(2 * 64), np.zeros(2, np.int32)
-    status = library.run_cluster(pointer(x), pointer(out), 2, 64, 2, False)
-    assert status == LAUNCH_FAILURE
-    assert b"which has returned" in library.error_string(status)

@@ -127,28 +127,24 @@ T exchange(const Collective& what, unsigned mask, T value, unsigned source) {
 }
 
 inline unsigned lane() { return scheduler.current->rank % 32; }
-inline unsigned last_lane(int width) { return lane() | static_cast<unsigned>(width - 1); }
 
 }  // namespace simt
 
 inline void __syncwarp(unsigned mask = ~0u) { simt::meet(simt::kSyncWarp, mask); }
 
 template <class T>
-T __shfl_sync(unsigned mask, T value, int source, int width = warpSize) {
-  const unsigned within = static_cast<unsigned>(width - 1);
-  return simt::exchange(simt::kShuffle, mask, value,
-                        (simt::lane() & ~within) | (static_cast<unsigned>(source) & within));
+T __shfl_sync(unsigned mask, T value, int source) {
+  return simt::exchange(simt::kShuffle, mask, value, static_cast<unsigned>(source) % 32);
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize) {
-  const unsigned lane = simt::lane(), within = lane & static_cast<unsigned>(width - 1);
-  return simt::exchange(simt::kShuffleUp, mask, value, delta > within ? lane : lane - delta);
+T __shfl_up_sync(unsigned mask, T value, unsigned delta) {
+  const unsigned lane = simt::lane();
+  return simt::exchange(simt::kShuffleUp, mask, value, delta > lane ? lane : lane - delta);
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize) {
-  const unsigned lane = simt::lane(), source = lane ^ static_cast<unsigned>(bits);
-  return simt::exchange(simt::kShuffleXor, mask, value,
-                        source > simt::last_lane(width) ? lane : source);
+T __shfl_xor_sync(unsigned mask, T value, int bits) {
+  const unsigned source = simt::lane() ^ static_cast<unsigned>(bits);
+  return simt::exchange(simt::kShuffleXor, mask, value, source % 32);
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate) {

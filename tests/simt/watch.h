@@ -1,9 +1,8 @@
 #pragma once
 // What ThreadSanitizer is told where SIMT_WATCHED is defined: every CUDA thread is a thread of its
 // own, and these operations alone order what two of them do. Shuffles and votes order nothing.
-//   a barrier of a block or a cluster, and __syncwarp, for those that meet there
+//   a barrier of a block, and __syncwarp, for those that meet there
 //   an atomic that releases, for one that acquires the same word later
-//   __threadfence, which makes the next atomic of its thread release and the last one acquire
 //   begin and end of a wave of blocks
 // The emulator itself is one more thread, and is not compiled for ThreadSanitizer: watched.cpp
 // holds its code, and every function that writes its state is marked SIMT_UNWATCHED, so that a

@@ -12,9 +12,7 @@ struct Unwatchable {
   const Collective* const collectives[9] = {&kSyncWarp,   &kShuffle,   &kShuffleUp,
                                             &kShuffleXor, &kBallot,    &kAny,
                                             &kAll,        &kReduceAdd, &kReduceMax};
-  decltype(&Scheduler::observable) atomic_begins = &Scheduler::observable;
-  decltype(&Scheduler::updated) atomic_ends = &Scheduler::updated;
-  decltype(&Scheduler::fence) fence = &Scheduler::fence;
+  decltype(&Scheduler::observable) atomic = &Scheduler::observable;
 };
 [[gnu::used]] const Unwatchable unwatchable;
 

@@ -256,14 +256,16 @@ def test_trials_before_an_invalid_draft_row_count(name):
         assert (got.tokens, got.status) == ([[2, -1, -1]], [2])
 
 
+@pytest.mark.covering(emulated=1)
 @each(TREE_RULES_READING_DRAFT)
 def test_an_invalid_draft_entry_of_a_token_that_no_child_has_ends_the_trials(name, rule):
     """The residual, or rho, would depend on it. The next token is drawn from P."""
     target = uniform_over((1, 2), (0,), (0,)).softmax(-1)
     draft = torch.tensor([[[0.25, NAN, 0.25, 0.5]]])
-    got = decided(name, target, [3, 0], [-1, -1], draft, kind="probs", rule=rule,
-                  draft_rows=rows_of(0, 0), uniforms=f64(0, 0, 0.99, 0, 0))  # fmt: skip
-    assert (got.tokens, got.status) == ([[2, -1, -1]], [2])
+    for top_k in (0, 2):  # 2 leaves a list of survivors
+        got = decided(name, target, [3, 0], [-1, -1], draft, kind="probs", rule=rule, top_k=top_k,
+                      draft_rows=rows_of(0, 0), uniforms=f64(0, 0, 0.99, 0, 0))  # fmt: skip
+        assert (got.tokens, got.status) == ([[2, -1, -1]], [2])
 
 
 @by_provider

@@ -39,7 +39,6 @@ inline __device__ void open_draft(const ChainJob& job, const ChainSequence& s, i
                                   DraftDistribution& d) {
   const ChainParams& p = job.p;
   open_draft(p.draft, s.b, draft_row(p, s, i), draft_statistic(p, s, i), x, s.draft_temperature, d);
-  if (d.form == DraftForm::kSparse && !d.invalid_at_token) look_up_sparse(d);
   if (!d.unmeasured()) return;
   const RowSummary& row = job.summaries[job.draft_slot(s.b, i)];
   d.row_checked = row.stats.valid;

@@ -12,10 +12,6 @@ struct EmitShared : BlockShared {
   bool scans;
   Arrival arrival;
 };
-// With filters the candidates follow.
-struct FilteredEmitShared : EmitShared {
-  Candidates candidates;
-};
 
 // Whether a token may be drawn from a row that blocks scan, or from a residual. For one thread.
 __forceinline__ __device__ bool prepares(const ChainSequence& s, const Emission& e) {
@@ -28,7 +24,7 @@ inline __device__ int64_t draw_target(ThreadBlock& block, const ChainJob& job,
   if (s.direct) return draw_scanned(block, shared_memory<EmitShared>()->residual, false, u);
   const int64_t slot = job.target_slot(s.b, i);
   return draw_measured(block, target_row(job.p, s, i), job.summaries[slot], job.tile_stats[slot],
-                       job.list(s.b, i), &shared_memory<FilteredEmitShared>()->candidates, u);
+                       job.list(s.b, i), candidates_of<EmitShared>(), u);
 }
 
 // Draws the token of an emission whose sums are complete; -1 if there is none. For the whole block.
@@ -48,7 +44,7 @@ inline __device__ int64_t draw(ThreadBlock& block, const ChainJob& job, EmitShar
       fault = !r.subtracts || !sums.draft_valid ? kDraftInvalid : 0;
       int64_t token = -1;
       if (fault == 0 && r.only_draft) {
-        Candidates& c = shared_memory<FilteredEmitShared>()->candidates;
+        Candidates& c = candidates_of<EmitShared>();
         load_list(job.list(q.b, i), job.summaries[job.target_slot(q.b, i)].listed, c);
         token = draw_residual_listed(block, r, c, u);
       } else if (fault == 0 && sums.positive > 0) {

@@ -26,7 +26,6 @@ struct Residual {
   // Whether Q is 0 at all but a few tokens, so that its sums need P there alone. Then no sums are
   // kept to draw from.
   __device__ bool few() const { return draft.lists_tokens() && !direct; }
-  __device__ bool exceeds() const { return both && subtracts; }
 };
 
 // Opens target row i and its draft; `step` is from one warp tile of a warp to its next one. For one
@@ -105,14 +104,7 @@ __forceinline__ __device__ int sum_whole_tiles(const Residual& r, int warp_tile)
     return sum_residual<decltype(type)::value, decltype(probs)::value>(r.rows, warp_tile);
   };
   if (r.direct) return sum(DTypeOf<DType::kFloat32>(), std::true_type());
-  switch (r.row.dtype) {
-    case DType::kFloat32:
-      return sum(DTypeOf<DType::kFloat32>(), std::false_type());
-    case DType::kBFloat16:
-      return sum(DTypeOf<DType::kBFloat16>(), std::false_type());
-    default:
-      return sum(DTypeOf<DType::kFloat16>(), std::false_type());
-  }
+  return with_dtype(r.row.dtype, [&](auto type) { return sum(type, std::false_type()); });
 }
 
 // Marks the warp tiles of a draft row that are not valid.
@@ -151,26 +143,6 @@ __forceinline__ __device__ void scan(const Residual& r, int first, int step) {
              [](int64_t, bool, float (&)[kPerLane]) {});
 }
 
-// The mass of Q beyond the target's vocabulary; NaN if the draft row is not valid there.
-inline __device__ double mass_beyond(ThreadBlock& block, const Residual& r) {
-  const DraftDistribution& d = r.draft;
-  if (d.form == DraftForm::kOneHot) return d.token >= r.row.vocab ? 1 : 0;
-  if (d.form == DraftForm::kSparse) {
-    double mass = 0;
-    for (int64_t k = thread_id(); k < d.row.vocab; k += kThreads) {
-      if (d.id(k) >= r.row.vocab) mass += static_cast<double>(at(d.row, k));
-    }
-    return block.sum(mass);
-  }
-  const int64_t size = columns_beyond(d, r.row.vocab);
-  if (size == 0) return 0;
-  const double sum =
-      stored_sum(block, r.sums[ChainJob::kBeyond], (size + kWarpTile - 1) / kWarpTile);
-  // With a map from tokens to columns the whole row was read, only to validate it; Q has been
-  // counted token by token already.
-  return d.columns != nullptr && sum >= 0 ? 0 : sum;
-}
-
 // What the scan has found, for the whole block.
 inline __device__ BlockSums residual_sums(ThreadBlock& block, const Residual& r) {
   const int64_t tiles = r.row.warp_tiles();
@@ -183,7 +155,10 @@ inline __device__ BlockSums residual_sums(ThreadBlock& block, const Residual& r)
   if (r.subtracts) {
     out.positive = stored_sum(block, r.sums[ChainJob::kPositive], tiles);
     if (r.both) out.negative = stored_sum(block, r.sums[ChainJob::kNegative], tiles);
-    const double beyond = mass_beyond(block, r);
+    const int64_t stored = tiles_beyond(r.draft, r.row.vocab);
+    const double sum = stored > 0 ? stored_sum(block, r.sums[ChainJob::kBeyond], stored) : 0;
+    const double beyond =
+        mass_beyond(block, r.draft, r.row.vocab, sum, [](int64_t) { return false; });
     out.negative += beyond;
     out.draft_valid = is_finite(out.positive) && beyond >= 0;
   }

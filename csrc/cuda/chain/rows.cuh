@@ -5,26 +5,13 @@
 // depends on time, but no decision does: what is read of rows behind the first rejection changes
 // nothing.
 #include "cuda/chain/decide.cuh"
-#include "cuda/ticket.cuh"
+#include "cuda/row/unit.cuh"
 
 namespace specdec::cuda {
 
-struct RowsShared : BlockShared {
-  ChainSequence sequence;
-  RowTask task;
-  RowSummary summary;
-  RowUnit unit;
-  bool exists, skips;
-  Arrival arrival;
+struct RowsShared : UnitShared<ChainSequence> {
+  bool skips;
 };
-// With filters the candidates follow.
-struct FilteredRowsShared : RowsShared {
-  Candidates candidates;
-};
-
-__forceinline__ __device__ int64_t slot_of(const ChainJob& job, const RowUnit& unit) {
-  return unit.is_draft ? job.draft_slot(unit.b, unit.i) : job.target_slot(unit.b, unit.i);
-}
 
 // Opens the row of this block.
 __forceinline__ __device__ void open_unit(const ChainJob& job, RowsShared& s) {
@@ -34,22 +21,15 @@ __forceinline__ __device__ void open_unit(const ChainJob& job, RowsShared& s) {
   open(p, unit.b, s.sequence);
   if (thread_id() != 0) return;
   const ChainSequence& q = s.sequence;
-  const int64_t i = unit.i, slot = slot_of(job, unit);
+  const int64_t i = unit.i, slot = unit.is_draft ? job.draft_slot(q.b, i) : job.target_slot(q.b, i);
   s.unit = unit;
+  s.slot = slot;
   s.exists = unit.is_draft ? measures_draft(job, q, i) : !q.direct && q.has_row(i);
   if (!s.exists) return;
   begin_arrivals(job.row_ticket(q.b, slot), job.launch_id, job.splits);
   s.skips = limit_of(job.limit(q.b), job.launch_id) < i;
-  const GumbelNoise noise = {q.seed, q.position + static_cast<uint64_t>(i), kSharedStream};
-  if (unit.is_draft) {
-    return open_row(row_of(p.draft, q.b, draft_row(p, q, i), Read::kLogits), job.tile_stats[slot],
-                    {q.draft_temperature, 0, 1, 0}, Want::kMass, false, noise, unit.split,
-                    job.splits, s.task);
-  }
-  open_row(target_row(p, q, i), job.tile_stats[slot], q.params,
-           p.rule == Rule::kMatch ? Want::kGumbel : Want::kMass, q.filtered, noise, unit.split,
-           job.splits, s.task);
-  s.task.list = job.list(q.b, i);
+  open_unit(p, q, unit, unit.is_draft ? draft_row(p, q, i) : i, i, job.tile_stats[slot],
+            p.rule == Rule::kMatch ? Want::kGumbel : Want::kMass, job.list(q.b, i), s.task);
 }
 
 // The entry of the drafted token, 0 if there is none.
@@ -69,7 +49,7 @@ __forceinline__ __device__ void finish_row(ThreadBlock& block, const ChainJob& j
   const ChainSequence& q = s.sequence;
   const RowTask& t = s.task;
   RowSummary& out = s.summary;
-  summarise(block, t, &shared_memory<FilteredRowsShared>()->candidates, out);
+  summarise(block, t, candidates_of<RowsShared>(), out);
   if (thread_id() == 0) out.entry = entry_of_draft(job, s);
   __syncthreads();
   if (!s.unit.is_draft && s.unit.i < q.num_drafts && out.stats.valid) {
@@ -83,9 +63,7 @@ __forceinline__ __device__ void finish_row(ThreadBlock& block, const ChainJob& j
     }
     if (thread_id() == 0) out.asked = found;
   }
-  if (thread_id() == 0) {
-    job.summaries[slot_of(job, s.unit)] = out;
-  }
+  if (thread_id() == 0) job.summaries[s.slot] = out;
 }
 
 // Tests the draft of the position once its rows are there. Rule block looks ahead, so that it needs
@@ -109,9 +87,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithFewRegisters)
   __syncthreads();
   if (!s.exists) return;
   if (!s.skips) fill_tile_stats(s.task);
-  const int64_t b = s.sequence.b;
   const Arrival arrival =
-      arrive(s.arrival, job.row_ticket(b, slot_of(job, s.unit)), job.splits, s.skips);
+      arrive(s.arrival, job.row_ticket(s.sequence.b, s.slot), job.splits, s.skips);
   if (!arrival.last) return;
   if (!arrival.skipped) finish_row(block, job, s);
   if (thread_id() == 0) finish_position(job, s.sequence, s.unit.i, arrival.skipped);

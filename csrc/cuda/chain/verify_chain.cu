@@ -17,14 +17,6 @@ bool all_direct(const ChainParams& p) {
          s.temperature == 1 && !may_filter(s, p.vocab);
 }
 
-bool needs_best(const ChainParams& p) {
-  return cuda::needs_best(p.sampling, p.rule == Rule::kMatch || p.rule == Rule::kGreedy);
-}
-
-bool filters(const ChainParams& p) {
-  return p.rule != Rule::kGreedy && may_filter(p.sampling, p.vocab);
-}
-
 // Lays the arrays of a call out in its workspace; returns their size.
 int64_t lay_out(ChainJob& job, char* workspace) {
   const ChainParams& p = job.p;
@@ -46,8 +38,7 @@ ChainJob job_of(const ChainParams& p) {
   ChainJob job = {};
   job.p = p;
   job.measures_targets = !all_direct(p);
-  job.measures_drafts =
-      p.reads_draft() && p.kind == Kind::kLogits && p.draft.form == DraftForm::kRows;
+  job.measures_drafts = measures_drafts(p);
   return job;
 }
 
@@ -72,12 +63,11 @@ int verify_chain(const ChainParams& p, void* workspace, void* stream) {
     job.splits = splits_of(processors, units, tiles);
     status = launch_blocks(kernel, job, units * job.splits, shared, stream);
   };
-  launch(rows_kernel, p.batch * job.rows(),
-         filters(p) ? sizeof(FilteredRowsShared) : sizeof(RowsShared));
+  launch(rows_kernel, p.batch * job.rows(), shared_bytes<RowsShared>(filters(p)));
   if (p.rule == Rule::kBlock) {
     launch(block_kernel, p.batch * std::max<int64_t>(p.gamma, 1), sizeof(BlockRowShared));
   }
-  launch(decide_kernel, p.batch, filters(p) ? sizeof(FilteredEmitShared) : sizeof(EmitShared));
+  launch(decide_kernel, p.batch, shared_bytes<EmitShared>(filters(p)));
   return status;
 }
 

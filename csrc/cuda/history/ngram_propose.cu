@@ -1,7 +1,5 @@
 // The op ngram_propose on CUDA devices.
-#include <algorithm>
-
-#include "cuda/thread_block.cuh"
+#include "cuda/launch.cuh"
 #include "specdec/ngram_propose.h"
 
 namespace specdec::cuda {
@@ -53,12 +51,8 @@ __global__ void __launch_bounds__(kThreads) ngram_propose_kernel(const NgramProp
 
 int ngram_propose(const NgramProposeParams& p, void* stream) {
   if (p.batch == 0) return cudaSuccess;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(std::min(p.batch, kMaxBlocks)));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = sizeof(BlockShared);
-  config.stream = static_cast<cudaStream_t>(stream);
-  return cudaLaunchKernelEx(&config, ngram_propose_kernel, p);
+  return launch_blocks(ngram_propose_kernel, p, std::min(p.batch, kMaxBlocks), sizeof(BlockShared),
+                       stream);
 }
 
 }  // namespace specdec::cuda

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "specdec/kv.h"
+#include "specdec/ring_truncate.h"
 
 namespace specdec::cuda {
 
@@ -158,13 +158,35 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <class OpParams>
+__global__ void __launch_bounds__(kThreads) lengths_kernel(const OpParams p) {
+  const int64_t b = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (b >= p.batch) return;
+  const int64_t length = p.lengths[b], new_length = p.new_lengths[b];
+  if constexpr (std::is_same_v<OpParams, RingTruncateParams>) {
+    p.status[b] = window_is_lost(length, new_length, p.slots, p.window);
+  }
+  p.lengths.set(b, truncated_length(length, new_length));
+}
+
+// The new lengths are written by a second launch, because every block that zeroes slots needs the
+// old ones. One launch for both would take either a single block for each sequence, which leaves
+// the device idle at small batches, or a counter in memory that has to be allocated.
 template <KvRange (*dropped)(int64_t, int64_t, int64_t), class OpParams>
-cudaError_t launch_zero(const OpParams& p, void* stream) {
-  if (!p.zero_fill) return cudaSuccess;
-  const auto kernel = [](auto capacity) { return zero_kernel<decltype(capacity)::value, dropped>; };
-  const KvVector<const void> lengths = {p.lengths.data, p.lengths.are_int64, p.lengths.stride};
-  return launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream, typical_slots, kernel,
-                    lengths, p.new_lengths);
+cudaError_t truncate(const OpParams& p, void* stream) {
+  if (p.batch == 0) return cudaSuccess;
+  if (p.zero_fill) {
+    const auto kernel = [](auto capacity) {
+      return zero_kernel<decltype(capacity)::value, dropped>;
+    };
+    const KvVector<const void> lengths = {p.lengths.data, p.lengths.are_int64, p.lengths.stride};
+    const cudaError_t status = launch_all(p.tensors, p.num_tensors, p.batch, p.batch, stream,
+                                          typical_slots, kernel, lengths, p.new_lengths);
+    if (status != cudaSuccess) return status;
+  }
+  const cudaLaunchConfig_t config =
+      launch_config(dim3(static_cast<unsigned>(blocks_for(p.batch))), stream);
+  return cudaLaunchKernelEx(&config, lengths_kernel<OpParams>, p);
 }
 
 }  // namespace specdec::cuda

@@ -91,10 +91,24 @@ inline __device__ RowView row_of(const DraftParams& source, int64_t b, int64_t r
   return RowView(source.rows, source.flat ? 0 : b, row, source.vocab, read);
 }
 
+// Looks up the drafted token in a sparse draft, where equal ids add up, and checks all its
+// probabilities. For one thread.
+inline __device__ void look_up_sparse(DraftDistribution& d) {
+  double mass = 0;
+#pragma unroll 4
+  for (int64_t k = 0; k < d.row.vocab; ++k) {
+    const int64_t id = d.id(k);
+    const float value = at(d.row, k);
+    d.invalid_at_token |= id >= 0 && !(value < INFINITY);
+    if (id == d.token) mass += static_cast<double>(value);
+  }
+  d.q_x = mass;
+  d.log_q_x = log_of(mass);
+}
+
 // Opens row `row` of sequence b, or of all sequences if the source is flat, and looks up the
-// drafted token x; but rows of logits must be measured first, and a sparse draft is looked up by
-// `look_up_sparse`. `statistic` is the index of the row in source.logsumexp and source.threshold.
-// For one thread.
+// drafted token x; but rows of logits must be measured first. `statistic` is the index of the row
+// in source.logsumexp and source.threshold. For one thread.
 inline __device__ void open_draft(const DraftParams& source, int64_t b, int64_t row,
                                   int64_t statistic, int64_t x, float temperature,
                                   DraftDistribution& d) {
@@ -114,6 +128,7 @@ inline __device__ void open_draft(const DraftParams& source, int64_t b, int64_t 
     d.ids_are_int64 = source.ids_are_int64;
     d.ids =
         static_cast<const char*>(source.ids) + at_row * source.vocab * (d.ids_are_int64 ? 8 : 4);
+    look_up_sparse(d);
   } else if (d.probs) {
     d.look_up({});
   } else if (d.form == DraftForm::kSampled) {
@@ -121,27 +136,6 @@ inline __device__ void open_draft(const DraftParams& source, int64_t b, int64_t 
     set_sampled_stats(source, statistic, temperature, stats);
     d.set(stats);
   }
-}
-
-// Looks up the drafted token in a sparse draft, where equal ids add up, and checks all its
-// probabilities. For one thread.
-inline __device__ void look_up_sparse(DraftDistribution& d) {
-  double mass = 0;
-#pragma unroll 4
-  for (int64_t k = 0; k < d.row.vocab; ++k) {
-    const int64_t id = d.id(k);
-    const float value = at(d.row, k);
-    d.invalid_at_token |= id >= 0 && !(value < INFINITY);
-    if (id == d.token) mass += static_cast<double>(value);
-  }
-  d.q_x = mass;
-  d.log_q_x = log_of(mass);
-}
-
-// Loads the draft for `subtract_draft`.
-inline __device__ void load_draft(const DraftDistribution& d, int64_t vocab, bool wide,
-                                  int64_t warp_tile, Packed& out) {
-  if (d.pairs(wide)) load_warp_tile(d.row.part(0, vocab), warp_tile, out);
 }
 
 // Subtracts `factor` times Q from values, where q holds the draft's entries of the same tokens.
@@ -201,7 +195,7 @@ inline __device__ bool subtract_columns(const DraftDistribution& d, float factor
   return top < INFINITY;
 }
 
-// The same for any draft, whose entries `load_draft` has loaded if its row pairs with the target's.
+// The same for any draft, whose entries were loaded if its row pairs with the target's.
 inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, int64_t vocab,
                                       bool wide, int64_t warp_tile, const Packed& loaded,
                                       float (&values)[kPerLane]) {

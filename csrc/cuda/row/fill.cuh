@@ -113,17 +113,10 @@ inline __device__ void fill_tile_stats(const RowFill& fill) {
           row.data, whole_tiles, warp_tile, step, fill.rate, fill.tile_stats.units,
           fill.tile_stats.maxima);
     };
-    const std::true_type aligned;
-    const std::false_type unaligned;
-    if (row.dtype == DType::kBFloat16) {
-      const DTypeOf<DType::kBFloat16> type;
-      row.aligned() ? whole(type, aligned) : whole(type, unaligned);
-    } else if (row.dtype == DType::kFloat16) {
-      const DTypeOf<DType::kFloat16> type;
-      row.aligned() ? whole(type, aligned) : whole(type, unaligned);
-    } else if (row.aligned()) {
-      whole(DTypeOf<DType::kFloat32>(), aligned);
-    }
+    with_dtype(row.dtype, [&](auto type) {
+      if (row.aligned()) return whole(type, std::true_type());
+      if constexpr (decltype(type)::value != DType::kFloat32) whole(type, std::false_type());
+    });
   }
   fill_any(fill, warp_tile);
 }

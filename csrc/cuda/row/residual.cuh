@@ -200,13 +200,42 @@ inline __device__ void sum_beyond(int64_t first, int64_t step, const DraftDistri
   }
 }
 
-// The sum over the row of the values stored; NaN if a warp tile was not valid, else infinite if its
-// sum was.
-inline __device__ double stored_sum(ThreadBlock& block, const TileStats& tile_stats,
-                                    int64_t warp_tiles) {
+// The masses of the warp tiles of values stored. Their sum is NaN if a warp tile was not valid,
+// else infinite if its sum was.
+inline __device__ WarpTileMasses stored_masses(ThreadBlock& block, const TileStats& tile_stats,
+                                               int64_t warp_tiles) {
   const TileRun run(tile_stats, warp_tiles);
   const float max = run.largest(block, tile_stats);
-  return WarpTileMasses(block, tile_stats, warp_tiles, run, max, 1.0f, true).sum();
+  return WarpTileMasses(block, tile_stats, warp_tiles, run, max, 1.0f, true);
+}
+inline __device__ double stored_sum(ThreadBlock& block, const TileStats& tile_stats,
+                                    int64_t warp_tiles) {
+  return stored_masses(block, tile_stats, warp_tiles).sum();
+}
+
+// The warp tiles that `sum_beyond` stores.
+inline __device__ int64_t tiles_beyond(const DraftDistribution& d, int64_t vocab) {
+  return (columns_beyond(d, vocab) + kWarpTile - 1) / kWarpTile;
+}
+
+// The mass of Q beyond the target's vocabulary, where `sum` is that of the tiles stored; NaN if the
+// row is not valid there. `excluded(id)` leaves a token out of a draft that lists its tokens. For
+// the whole block.
+template <class Excluded>
+inline __device__ double mass_beyond(ThreadBlock& block, const DraftDistribution& d, int64_t vocab,
+                                     double sum, const Excluded& excluded) {
+  if (d.form == DraftForm::kOneHot) return d.token >= vocab ? 1 : 0;
+  if (d.form == DraftForm::kSparse) {
+    double mass = 0;
+    for (int64_t k = thread_id(); k < d.row.vocab; k += kThreads) {
+      const int64_t id = d.id(k);
+      if (id >= vocab && !excluded(id)) mass += static_cast<double>(at(d.row, k));
+    }
+    return block.sum(mass);
+  }
+  // With a map from tokens to columns the whole row was read, only to validate it; Q has been
+  // counted token by token already.
+  return d.columns != nullptr && sum >= 0 ? 0 : sum;
 }
 
 struct Choice {
@@ -217,11 +246,8 @@ struct Choice {
 // The warp tile in which the running sum of the values stored passes u times their sum.
 inline __device__ Choice choose_stored(ThreadBlock& block, const TileStats& tile_stats,
                                        int64_t warp_tiles, double u) {
-  const TileRun run(tile_stats, warp_tiles);
-  const float max = run.largest(block, tile_stats);
-  const WarpTileMasses masses(block, tile_stats, warp_tiles, run, max, 1.0f, true);
   Choice out;
-  out.warp_tile = masses.choose(block, u, out.rest);
+  out.warp_tile = stored_masses(block, tile_stats, warp_tiles).choose(block, u, out.rest);
   return out;
 }
 

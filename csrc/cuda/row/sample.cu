@@ -21,10 +21,6 @@ struct SampleShared : BlockShared {
   RowSummary summary;
   Arrival arrival;
 };
-// With filters the candidates follow.
-struct FilteredShared : SampleShared {
-  Candidates candidates;
-};
 
 __device__ void write(const SampleParams& p, int64_t r, int64_t token, const RowStats& stats,
                       double logprob, int32_t status) {
@@ -37,7 +33,7 @@ __device__ void write(const SampleParams& p, int64_t r, int64_t token, const Row
 
 // Draws from a row whose tile statistics are complete.
 __device__ void finish(ThreadBlock& block, const SampleJob& job, int64_t r, SampleShared& s) {
-  Candidates* const candidates = &shared_memory<FilteredShared>()->candidates;
+  Candidates& candidates = candidates_of<SampleShared>();
   const RowTask& t = s.task;
   const RowSummary& row = s.summary;
   summarise(block, t, candidates, s.summary);
@@ -49,7 +45,7 @@ __device__ void finish(ThreadBlock& block, const SampleJob& job, int64_t r, Samp
     if (row.listed < 0) {
       token = draw_from_row(block, t.row, t.tile_stats, stats, u);
     } else {
-      token = draw_listed(*candidates, candidates->total, t.row.vocab, u);
+      token = draw_listed(candidates, candidates.total, t.row.vocab, u);
     }
   }
   if (thread_id() != 0) return;
@@ -111,8 +107,7 @@ int sample(const SampleParams& p, void* workspace, void* stream) {
   lay_out(job, static_cast<char*>(workspace));
   job.launch_id = next_launch_id();
   job.splits = splits_of(processors, p.num_rows, warp_tiles_of(p.vocab));
-  const size_t shared =
-      may_filter(p.sampling, p.vocab) ? sizeof(FilteredShared) : sizeof(SampleShared);
+  const size_t shared = shared_bytes<SampleShared>(may_filter(p.sampling, p.vocab));
   return launch_blocks(sample_kernel, job, p.num_rows * job.splits, shared, stream);
 }
 

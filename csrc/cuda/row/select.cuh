@@ -32,6 +32,20 @@ struct Candidates {
 };
 static_assert(Candidates::kBins <= kMostListed, "bins lie where candidates do");
 
+// The shared memory of a kernel, which the candidates follow where rows may have filters.
+template <class Shared>
+struct Filtered : Shared {
+  Candidates candidates;
+};
+template <class Shared>
+inline __device__ Candidates& candidates_of() {
+  return shared_memory<Filtered<Shared>>()->candidates;
+}
+template <class Shared>
+size_t shared_bytes(bool filters) {
+  return filters ? sizeof(Filtered<Shared>) : sizeof(Shared);
+}
+
 // The sum over a warp of numbers that are not negative and add up to less than 2^63, in every lane.
 inline __device__ int64_t warp_sum(int64_t value) {
   constexpr int kLimb = 22;

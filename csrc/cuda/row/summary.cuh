@@ -118,7 +118,7 @@ inline __device__ int64_t draw_listed(Candidates& c, int64_t total, int64_t voca
 
 // Makes the summary of a row whose tile statistics are complete, except `entry` and `asked`. The
 // task and the summary lie in shared memory. For the whole block.
-inline __device__ void summarise(ThreadBlock& block, const RowTask& t, Candidates* candidates,
+inline __device__ void summarise(ThreadBlock& block, const RowTask& t, Candidates& candidates,
                                  RowSummary& out) {
   const int64_t tiles = t.row.warp_tiles();
   {
@@ -139,18 +139,18 @@ inline __device__ void summarise(ThreadBlock& block, const RowTask& t, Candidate
     return;
   }
   if (t.filtered) {
-    Selection selection(block, *candidates, t, stats);
+    Selection selection(block, candidates, t, stats);
     const float threshold = selection.threshold();
     __syncthreads();
     if (thread_id() == 0) out.stats.threshold = threshold;
     __syncthreads();
     if (selection.listed()) {
-      Listed survivors(block, *candidates, stats);
+      Listed survivors(block, candidates, stats);
       const int64_t total = survivors.weigh();
       if (t.want_of_survivors == Want::kGumbel) token = survivors.gumbel_winner(t.noise);
       listed = t.list != nullptr ? survivors.write(t.list) : 0;
       if (thread_id() != 0) return;
-      candidates->total = total;
+      candidates.total = total;
       out.stats.log_sum = survivors.log_sum(total);
       out.token = token;
       out.listed = listed;
@@ -202,28 +202,6 @@ inline __device__ int64_t count_above(ThreadBlock& block, const RowTask& t, floa
   return sum_of_row(block, t, value, [&](float l) { return int64_t{l > value}; });
 }
 
-// What a block measures: row i of a sequence, or the draft of its token, and which split of it.
-struct RowUnit {
-  int64_t b, i;
-  bool is_draft;
-  int split;
-};
-
-// The unit of this block, from its place in the grid: rows 0 of all sequences come first, each
-// beside its draft, and the last of the `rows` target rows, which have none, at the end.
-inline __device__ RowUnit own_unit(int64_t batch, int64_t rows, bool targets, bool drafts,
-                                   int splits) {
-  const unsigned unit = blockIdx.x / static_cast<unsigned>(splits);
-  const unsigned kinds = (targets ? 1 : 0) + (drafts ? 1 : 0),
-                 sequences = static_cast<unsigned>(batch);
-  const unsigned of_drafts = static_cast<unsigned>(rows - 1) * sequences * kinds;
-  const bool last = unit >= of_drafts;
-  const unsigned in_order = last ? unit - of_drafts : unit / kinds;
-  return {in_order % sequences, last ? rows - 1 : in_order / sequences,
-          !last && (!targets || unit % kinds == 1),
-          static_cast<int>(blockIdx.x % static_cast<unsigned>(splits))};
-}
-
 // Draws from a row by its tile statistics. For the whole block.
 inline __device__ int64_t draw_from_row(ThreadBlock& block, const RowView& row,
                                         const TileStats& tile_stats, const RowStats& stats,
@@ -258,11 +236,11 @@ inline __device__ void load_list(const Survivor* list, int32_t listed, Candidate
 // the whole block.
 inline __device__ int64_t draw_measured(ThreadBlock& block, const RowView& row,
                                         const RowSummary& summary, const TileStats& tile_stats,
-                                        const Survivor* list, Candidates* candidates, double u) {
+                                        const Survivor* list, Candidates& candidates, double u) {
   if (summary.listed < 0) return draw_from_row(block, row, tile_stats, summary.stats, u);
-  load_list(list, summary.listed, *candidates);
-  const int64_t total = Listed(block, *candidates, summary.stats).weigh();
-  return draw_listed(*candidates, total, row.vocab, u);
+  load_list(list, summary.listed, candidates);
+  const int64_t total = Listed(block, candidates, summary.stats).weigh();
+  return draw_listed(candidates, total, row.vocab, u);
 }
 
 // Turns value(l, id) of each candidate, where it is above 0, into its mass in units of `scale`, a

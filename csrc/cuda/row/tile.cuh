@@ -55,6 +55,19 @@ struct RowView {
 template <DType kType>
 using DTypeOf = std::integral_constant<DType, kType>;
 
+// What f returns for such an argument.
+template <class F>
+__forceinline__ __device__ auto with_dtype(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return f(DTypeOf<DType::kFloat32>());
+    case DType::kBFloat16:
+      return f(DTypeOf<DType::kBFloat16>());
+    default:
+      return f(DTypeOf<DType::kFloat16>());
+  }
+}
+
 // How many neighbours a lane holds in a row: a lane loads 16 bytes at once.
 SPECDEC_HD constexpr int run_of(bool wide) { return wide ? 4 : 8; }
 
@@ -98,6 +111,27 @@ inline __device__ float from_bits(uint32_t h) {
   return kType == DType::kBFloat16 ? from_bfloat16(h) : from_float16(h);
 }
 
+// Element j of the words that a lane holds.
+template <DType kType>
+inline __device__ float element_of(const uint32_t* word, int j) {
+  if constexpr (kType == DType::kFloat32) {
+    return bits_as<float>(word[j]);
+  } else if constexpr (kType == DType::kBFloat16) {
+    return bits_as<float>(j % 2 != 0 ? word[j / 2] & 0xffff0000u : word[j / 2] << 16);
+  } else {
+    return from_float16(word[j / 2] >> (j % 2 * 16) & 0xffffu);
+  }
+}
+
+// Loads the four words at an address.
+inline __device__ void load_words(uint32_t* word, const uint4* from) {
+  const uint4 v = __ldg(from);
+  word[0] = v.x;
+  word[1] = v.y;
+  word[2] = v.z;
+  word[3] = v.w;
+}
+
 inline __device__ float as_wanted(Read read, float value) {
   if (read == Read::kLogOfProbs) return log_of(value);
   return read == Read::kProbs && !(value >= 0) ? NAN : value;
@@ -128,11 +162,8 @@ inline __device__ void load_elements(const RowView& row, int64_t begin, uint32_t
   if (row.aligned() && row.vocab - begin >= kWarpTile) {
 #pragma unroll
     for (int load = 0; load < kPerLane / kPerLoad; ++load) {
-      const uint4 v = __ldg(reinterpret_cast<const uint4*>(data + load * kLanes * kPerLoad));
-      out.word[load * 4] = v.x;
-      out.word[load * 4 + 1] = v.y;
-      out.word[load * 4 + 2] = v.z;
-      out.word[load * 4 + 3] = v.w;
+      load_words(out.word + load * 4,
+                 reinterpret_cast<const uint4*>(data + load * kLanes * kPerLoad));
     }
     return;
   }
@@ -177,21 +208,10 @@ inline __device__ void rotate(float (&values)[kPerLane]) {
 }
 
 inline __device__ void unpack(const RowView& row, const Packed& in, float (&out)[kPerLane]) {
-  if (row.dtype == DType::kFloat32) {
+  with_dtype(row.dtype, [&](auto type) {
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) out[j] = bits_as<float>(in.word[j]);
-  } else if (row.dtype == DType::kBFloat16) {
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) {
-      const uint32_t pair = in.word[j / 2];
-      out[j] = bits_as<float>(j % 2 ? pair & 0xffff0000u : pair << 16);
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) {
-      out[j] = from_float16(in.word[j / 2] >> (j % 2 * 16) & 0xffffu);
-    }
-  }
+    for (int j = 0; j < kPerLane; ++j) out[j] = element_of<decltype(type)::value>(in.word, j);
+  });
   if (row.read == Read::kLogOfProbs) {
 #pragma unroll 1
     for (int quad = 0; quad < kQuads; ++quad) {
@@ -205,20 +225,12 @@ inline __device__ void unpack(const RowView& row, const Packed& in, float (&out)
   }
 }
 
-inline __device__ void read_warp_tile(const RowView& row, int64_t warp_tile,
-                                      float (&out)[kPerLane]) {
-  Packed packed;
-  load_warp_tile(row, warp_tile, packed);
-  unpack(row, packed, out);
-}
-
 struct TileValues {
   float values[kPerLane];
 };
 
-// `read_warp_tile` as a function that is called: inlined, the code that reads any row would be a
-// large part of a kernel that needs it at several places. All arguments and results are in
-// registers.
+// A function that is called: inlined, the code that reads any row would be a large part of a kernel
+// that needs it at several places. All arguments and results are in registers.
 inline SPECDEC_NOINLINE __device__ TileValues call_read_warp_tile(const void* data, int64_t vocab,
                                                                   DType dtype, Read read,
                                                                   int warp_tile) {
@@ -227,8 +239,10 @@ inline SPECDEC_NOINLINE __device__ TileValues call_read_warp_tile(const void* da
   row.vocab = vocab;
   row.dtype = dtype;
   row.read = read;
+  Packed packed;
+  load_warp_tile(row, warp_tile, packed);
   TileValues out;
-  read_warp_tile(row, warp_tile, out.values);
+  unpack(row, packed, out.values);
   return out;
 }
 

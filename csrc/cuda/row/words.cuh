@@ -25,23 +25,11 @@ struct Words {
     const auto* const from = reinterpret_cast<const uint4*>(lane + int64_t{warp_tile} * kBytes);
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
-      const uint4 v = __ldg(from + i * kLanes);
-      word[i * 4] = v.x;
-      word[i * 4 + 1] = v.y;
-      word[i * 4 + 2] = v.z;
-      word[i * 4 + 3] = v.w;
+      load_words(word + i * 4, from + i * kLanes);
     }
   }
 
-  __device__ float operator[](int j) const {
-    if constexpr (kWide) {
-      return bits_as<float>(word[j]);
-    } else if constexpr (kType == DType::kBFloat16) {
-      return bits_as<float>(j % 2 != 0 ? word[j / 2] & 0xffff0000u : word[j / 2] << 16);
-    } else {
-      return from_float16(word[j / 2] >> (j % 2 * 16) & 0xffffu);
-    }
-  }
+  __device__ float operator[](int j) const { return element_of<kType>(word, j); }
 
   // The largest element of this lane as an unsigned integer.
   __device__ uint32_t max_bits() const {
@@ -84,15 +72,8 @@ struct UnalignedWords {
         reinterpret_cast<const uint4*>(lane + int64_t{warp_tile} * (kWarpTile * 2));
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const uint4 a = __ldg(from + i * kLanes), b = __ldg(from + i * kLanes + 1);
-      word[i][0] = a.x;
-      word[i][1] = a.y;
-      word[i][2] = a.z;
-      word[i][3] = a.w;
-      word[i][4] = b.x;
-      word[i][5] = b.y;
-      word[i][6] = b.z;
-      word[i][7] = b.w;
+      load_words(word[i], from + i * kLanes);
+      load_words(word[i] + 4, from + i * kLanes + 1);
     }
   }
 

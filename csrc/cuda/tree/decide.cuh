@@ -109,14 +109,18 @@ class TopDown : KSeq {
     for (int64_t trial = 0;; ++trial) {
       n = sets().next(n, without_replacement);
       if (n < 0) break;
+      const int32_t same = same_draft_as(n);
       double remaining = 1;
       if (without_replacement) {
-        const int32_t same = same_draft_as(n);
         if (same >= 0) remaining = records()[same].remaining_mass;
         // Outside the excluded tokens Q has no mass that this child could have been drawn from.
         if (!(remaining > kLeastMass)) continue;
       }
-      one([&] { open_child(job_, n, n); });
+      one([&] {
+        open_child(job_, n, n);
+        // A row that was read for a sibling is not checked again.
+        if (same >= 0) t_.draft.row_checked |= records()[same].draft.row_checked;
+      });
       if (t_.draft.invalid_at_token) {
         report(kDraftInvalid);
         break;

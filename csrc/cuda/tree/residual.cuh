@@ -51,10 +51,6 @@ struct TreeShared : BlockShared {
   int32_t accepted;
   float held[kPerLane * kThreads];  // values that a scan sets aside
 };
-// With filters the candidates follow.
-struct FilteredTreeShared : TreeShared {
-  Candidates candidates;
-};
 
 class ResidualScan {
  public:
@@ -104,7 +100,7 @@ class ResidualScan {
       __syncthreads();
       return kNone;
     }
-    Candidates& c = shared_memory<FilteredTreeShared>()->candidates;
+    Candidates& c = candidates_of<TreeShared>();
     load_list(job_.list(q_.b, t_.node), t_.target.listed, c);
     if (kind_ == ScanKind::kOverlaps) sum_listed_overlaps(c);
     float scale;
@@ -151,14 +147,9 @@ class ResidualScan {
         value -= r.scale * fminf(q, value * static_cast<float>(1 / t_.rho));
         continue;
       }
-      bool all = false, from_draft = false;
-      for (int32_t k = 0; k < t_.num_excluded; ++k) {
-        if (excluded_[k].token != id) continue;
-        all = true;
-        from_draft |= excluded_from_last(k);
-      }
-      if (!from_draft) value -= r.scale * q;
-      if (all && job_.p.rule == TreeRule::kMultiDraftWor) value = 0;
+      const Exclusion excluded = exclusion_of(id);
+      if (!excluded.from_draft) value -= r.scale * q;
+      if (excluded.any && job_.p.rule == TreeRule::kMultiDraftWor) value = 0;
     }
     return value;
   }
@@ -186,10 +177,7 @@ class ResidualScan {
     float q[kPerLane] = {};
     const bool valid =
         subtract_draft(r.draft, -1.0f, t_.row.vocab, t_.row.wide(), warp_tile, words, q);
-    uint32_t all, from_draft;
-    mark_excluded(warp_tile, all, from_draft);
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) q[j] = from_draft >> j & 1 ? 0.0f : q[j];
+    zero_excluded(t_.row.wide(), warp_tile * kWarpTile, q);
     store_positive(stats_of(TreeJob::kSecond), warp_tile, q, t_.row.wide(), 1.0f,
                    __all_sync(kAllLanes, valid));
   }
@@ -285,10 +273,7 @@ class ResidualScan {
       }
       return;
     }
-    uint32_t excluded, excluded_from_draft;
-    mark_excluded(warp_tile, excluded, excluded_from_draft);
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) q[j] = excluded_from_draft >> j & 1 ? 0.0f : q[j];
+    uint32_t excluded = zero_excluded(t_.row.wide(), warp_tile * kWarpTile, q);
     if (use_ == ScanUse::kSum) {
       store_positive(stats_of(TreeJob::kSecond), warp_tile, q, t_.row.wide(), 1.0f,
                      __all_sync(kAllLanes, valid));
@@ -300,19 +285,22 @@ class ResidualScan {
       q[j] = excluded >> j & 1 ? 0.0f : held[j * kThreads] - r.scale * q[j];
   }
 
-  // Bits for the elements of this lane that are excluded tokens, and for those among them that are
-  // excluded from the last draft.
-  __device__ void mark_excluded(int64_t warp_tile, uint32_t& all, uint32_t& from_draft) const {
-    all = from_draft = 0;
+  // Zeroes Q of a warp tile that begins with the token `begin` where tokens are excluded from the
+  // last draft. Returns bits for the elements of this lane that are excluded tokens of any.
+  __device__ uint32_t zero_excluded(bool wide, int64_t begin, float (&q)[kPerLane]) const {
+    uint32_t all = 0, from_draft = 0;
     for (int32_t k = 0; k < t_.num_excluded; ++k) {
-      const int64_t index = excluded_[k].token - warp_tile * kWarpTile;
+      const int64_t index = excluded_[k].token - begin;
       if (index < 0 || index >= kWarpTile) continue;
       const auto i = static_cast<int>(index);
-      if (holder(t_.row.wide(), i) != lane_id()) continue;
-      const uint32_t bit = 1u << element(t_.row.wide(), i);
+      if (holder(wide, i) != lane_id()) continue;
+      const uint32_t bit = 1u << element(wide, i);
       all |= bit;
       if (excluded_from_last(k)) from_draft |= bit;
     }
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) q[j] = from_draft >> j & 1 ? 0.0f : q[j];
+    return all;
   }
 
   // Sums of min(Q, P / rho). Each is at most 1, so the units of a row fit an integer.
@@ -362,20 +350,22 @@ class ResidualScan {
                });
   }
 
-  __device__ void zero_excluded(bool wide, int64_t begin, float (&values)[kPerLane]) const {
-    for (int32_t k = 0; k < t_.num_excluded; ++k) {
-      const int64_t index = excluded_[k].token - begin;
-      if (index < 0 || index >= kWarpTile || !excluded_from_last(k)) continue;
-      const auto i = static_cast<int>(index);
-      const int mine = holder(wide, i) == lane_id() ? element(wide, i) : -1;
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) values[j] = j == mine ? 0.0f : values[j];
-    }
-  }
-
   // Whether excluded token k is excluded from the draft subtracted last.
   __device__ bool excluded_from_last(int32_t k) const {
     return same_draft_row(job_.p, q_.b, excluded_[k].node, t_.last_draft);
+  }
+
+  struct Exclusion {
+    bool any, from_draft;  // of the last draft
+  };
+  __device__ Exclusion exclusion_of(int64_t id) const {
+    Exclusion out = {};
+    for (int32_t k = 0; k < t_.num_excluded; ++k) {
+      if (excluded_[k].token != id) continue;
+      out.any = true;
+      out.from_draft |= excluded_from_last(k);
+    }
+    return out;
   }
 
   // `whole`: rows were read whole, not at survivors. `reads`: at least the last draft was.
@@ -393,8 +383,8 @@ class ResidualScan {
     }
     const DraftDistribution* const last =
         t_.last_draft >= 0 ? &records_[t_.last_draft].draft : nullptr;
-    const int64_t size = last != nullptr && reads ? columns_beyond(*last, t_.row.vocab) : 0;
-    double positive = 0, second = 0, mass_beyond = 0;
+    const int64_t stored = last != nullptr && reads ? tiles_beyond(*last, t_.row.vocab) : 0;
+    double positive = 0, second = 0, beyond = 0;
 #pragma unroll 1
     for (int which = TreeJob::kPositive; which <= TreeJob::kBeyond; ++which) {
       if (which == TreeJob::kPositive && !whole) continue;
@@ -402,38 +392,21 @@ class ResidualScan {
           (whole ? !excludes() && job_.p.rule != TreeRule::kTraversal : !reads)) {
         continue;
       }
-      if (which == TreeJob::kBeyond && size == 0) continue;
+      if (which == TreeJob::kBeyond && stored == 0) continue;
       const double sum =
-          stored_sum(block_, stats_of(which),
-                     which == TreeJob::kBeyond ? (size + kWarpTile - 1) / kWarpTile : warp_tiles);
+          stored_sum(block_, stats_of(which), which == TreeJob::kBeyond ? stored : warp_tiles);
       if (which == TreeJob::kPositive) positive = sum;
       if (which == TreeJob::kSecond) second = sum;
-      if (which == TreeJob::kBeyond) mass_beyond = sum;
+      if (which == TreeJob::kBeyond) beyond = sum;
     }
-    if (last != nullptr && last->lists_tokens()) mass_beyond = mass_beyond_of_few(*last);
+    if (last != nullptr) {
+      beyond = mass_beyond(block_, *last, t_.row.vocab, beyond,
+                           [&](int64_t id) { return exclusion_of(id).from_draft; });
+    }
     if (thread_id() != 0) return;
-    t_.drafts_valid = positive >= 0 && second >= 0 && mass_beyond >= 0;
+    t_.drafts_valid = positive >= 0 && second >= 0 && beyond >= 0;
     t_.positive_sum = positive;
-    // With a column map, the scan above went through the whole row to validate it; its mass is
-    // already counted token by token.
-    if (last != nullptr && last->columns != nullptr && size > 0) mass_beyond = 0;
-    t_.second_sum = second + (excludes() ? 1.0 : t_.residual_mass) * mass_beyond;
-  }
-
-  // The mass of a one-hot or sparse draft at ids that the target does not have.
-  __device__ double mass_beyond_of_few(const DraftDistribution& d) {
-    if (d.form == DraftForm::kOneHot) return d.token >= t_.row.vocab ? 1 : 0;
-    double mass = 0;
-    for (int64_t k = thread_id(); k < d.row.vocab; k += kThreads) {
-      const int64_t id = d.id(k);
-      if (id < t_.row.vocab) continue;
-      bool excluded = false;
-      for (int32_t i = 0; i < t_.num_excluded; ++i) {
-        excluded |= excluded_[i].token == id && excluded_from_last(i);
-      }
-      if (!excluded) mass += static_cast<double>(at(d.row, k));
-    }
-    return block_.sum(mass);
+    t_.second_sum = second + (excludes() ? 1.0 : t_.residual_mass) * beyond;
   }
 
   ThreadBlock block_;

@@ -1,23 +1,11 @@
 #pragma once
 // The first launch of verify_tree: blocks measure the target rows after the root and after every
 // node, and each draft row once. The last block of a row makes its summary.
-#include "cuda/ticket.cuh"
 #include "cuda/tree/sequence.cuh"
 
 namespace specdec::cuda {
 
-struct TreeRowsShared : BlockShared {
-  TreeSequence sequence;
-  RowTask task;
-  RowSummary summary;
-  int64_t node, slot;  // of the row; `node` is the one before a target row
-  bool exists, is_draft;
-  Arrival arrival;
-};
-// With filters the candidates follow.
-struct FilteredTreeRowsShared : TreeRowsShared {
-  Candidates candidates;
-};
+using TreeRowsShared = UnitShared<TreeSequence>;
 
 // The first node whose draft row is that of node n. For one warp; in every lane.
 inline __device__ int64_t first_with_row_of(const TreeParams& p, int64_t b, int64_t n) {
@@ -39,8 +27,8 @@ inline __device__ bool needs_row(const TreeParams& p, const TreeSequence& s, int
 
 // How many nodes lie on the path to the row after a node. The parents of a node that cannot be
 // reached may be anything.
-inline __device__ uint64_t depth_after(const TreeParams& p, int64_t b, int64_t node) {
-  uint64_t depth = 0;
+inline __device__ int64_t depth_after(const TreeParams& p, int64_t b, int64_t node) {
+  int64_t depth = 0;
   while (node >= 0) {
     const int64_t parent = p.parent(b, node);
     node = parent < node ? parent : kNone;
@@ -73,20 +61,12 @@ __forceinline__ __device__ void open_unit(const TreeJob& job, TreeRowsShared& s)
   s.exists = exists;
   if (!exists) return;
   const int64_t slot = job.slot(unit);
-  s.node = node;
+  s.unit = unit;
   s.slot = slot;
-  s.is_draft = unit.is_draft;
   begin_arrivals(job.tickets + slot, job.launch_id, job.splits);
-  if (unit.is_draft) {
-    return open_row(row_of(p.draft, q.b, p.draft_row(q.b, node), Read::kLogits),
-                    job.tile_stats[slot], {q.draft_temperature, 0, 1, 0}, Want::kMass, false, {},
-                    unit.split, job.splits, s.task);
-  }
-  const uint64_t depth = p.rule == TreeRule::kMatch ? depth_after(p, q.b, node) : 0;
-  const GumbelNoise noise = {q.seed, q.position + depth, kSharedStream};
-  open_row(row_after(p, q, node), job.tile_stats[slot], q.params, want_of(p, q), q.filtered, noise,
-           unit.split, job.splits, s.task);
-  s.task.list = job.list(q.b, node);
+  open_unit(p, q, unit, unit.is_draft ? p.draft_row(q.b, node) : unit.i,
+            p.rule == TreeRule::kMatch ? depth_after(p, q.b, node) : 0, job.tile_stats[slot],
+            want_of(p, q), job.list(q.b, node), s.task);
 }
 
 // Whether children may be tried on the row after a node: its own, or those of another node with its
@@ -120,11 +100,11 @@ __global__ void __launch_bounds__(kThreads, kTreeRowsBlocks)
   fill_tile_stats(s.task);
   if (!arrive(s.arrival, job.tickets + s.slot, job.splits, false).last) return;
   RowSummary& out = s.summary;
-  summarise(block, s.task, &shared_memory<FilteredTreeRowsShared>()->candidates, out);
+  summarise(block, s.task, candidates_of<TreeRowsShared>(), out);
   __syncthreads();
   const TreeSequence& q = s.sequence;
-  if (job.p.rule == TreeRule::kTypical && !q.greedy && !s.is_draft && out.stats.valid &&
-      may_try_children(job.p, q, s.node)) {
+  if (job.p.rule == TreeRule::kTypical && !q.greedy && !s.unit.is_draft && out.stats.valid &&
+      may_try_children(job.p, q, s.unit.i - 1)) {
     const double found = entropy(block, s.task, out.stats);
     if (thread_id() == 0) out.asked = found;
   }

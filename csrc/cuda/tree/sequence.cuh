@@ -1,6 +1,6 @@
 #pragma once
 // One tree of verify_tree, as every block that works on it opens it, and the memory of a call.
-#include "cuda/row/summary.cuh"
+#include "cuda/row/unit.cuh"
 #include "cuda/tree/nodes.cuh"
 
 namespace specdec::cuda {
@@ -122,7 +122,6 @@ inline __device__ void open_draft(const TreeJob& job, const TreeSequence& s, int
     d.q_x = x == d.token ? 1 : 0;
     d.log_q_x = log_of(d.q_x);
   }
-  if (d.form == DraftForm::kSparse && !d.invalid_at_token) look_up_sparse(d);
   if (!d.unmeasured()) return;
   const RowStats& stats = job.summaries[job.draft_slot(s.b, n)].stats;
   d.row_checked = stats.valid;

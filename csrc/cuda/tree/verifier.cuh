@@ -40,7 +40,7 @@ inline SPECDEC_NOINLINE __device__ int64_t draw_target(const TreeJob& job) {
   const TreeStep& t = shared_memory<TreeShared>()->step;
   const int64_t token = draw_measured(
       block, t.row, t.target, job.tile_stats[job.target_slot(q.b, t.node)], job.list(q.b, t.node),
-      &shared_memory<FilteredTreeShared>()->candidates, residual_uniform(job.p, q, t.depth));
+      candidates_of<TreeShared>(), residual_uniform(job.p, q, t.depth));
   __syncthreads();
   return token;
 }

@@ -60,14 +60,6 @@ __global__ void __launch_bounds__(kThreads, kTreeBlocks)
   p.status[b] = q.status;
 }
 
-bool needs_best(const TreeParams& p) {
-  return cuda::needs_best(p.sampling, p.rule == TreeRule::kMatch || p.rule == TreeRule::kGreedy);
-}
-
-bool filters(const TreeParams& p) {
-  return p.rule != TreeRule::kGreedy && may_filter(p.sampling, p.vocab);
-}
-
 // Lays the arrays of a call out in its workspace; returns their size.
 int64_t lay_out(TreeJob& job, char* workspace) {
   const TreeParams& p = job.p;
@@ -89,8 +81,7 @@ int64_t lay_out(TreeJob& job, char* workspace) {
 TreeJob job_of(const TreeParams& p) {
   TreeJob job = {};
   job.p = p;
-  job.measures_drafts =
-      p.reads_draft() && p.kind == Kind::kLogits && p.draft.form == DraftForm::kRows;
+  job.measures_drafts = measures_drafts(p);
   return job;
 }
 
@@ -111,11 +102,10 @@ int verify_tree(const TreeParams& p, void* workspace, void* stream) {
   job.launch_id = next_launch_id();
   const int64_t units = p.batch * job.rows();
   job.splits = splits_of(processors, units, warp_tiles_of(p));
-  status =
-      launch_blocks(tree_rows_kernel, job, units * job.splits,
-                    filters(p) ? sizeof(FilteredTreeRowsShared) : sizeof(TreeRowsShared), stream);
+  status = launch_blocks(tree_rows_kernel, job, units * job.splits,
+                         shared_bytes<TreeRowsShared>(filters(p)), stream);
   if (status != cudaSuccess) return status;
-  const size_t shared = filters(p) ? sizeof(FilteredTreeShared) : sizeof(TreeShared);
+  const size_t shared = shared_bytes<TreeShared>(filters(p));
   const bool traversal = p.rule == TreeRule::kTraversal;
   if (traversal) status = launch_blocks(tree_kernel<Traversal>, job, p.batch, shared, stream);
   const bool may_be_greedy = p.sampling.temperatures != nullptr || p.sampling.temperature == 0;

@@ -17,7 +17,6 @@ from .tile import (
     as_logits,
     choose_in_tile,
     choose_tile,
-    count_parameter,
     exp_units,
     exp_weights,
     inverse,
@@ -62,7 +61,7 @@ def sequence_params(call, b, v, GREEDY: tl.constexpr, DIRECT: tl.constexpr):
     normalised again.
     """
     temperature = parameter(call.temperatures, call.temperature, b)
-    k = count_parameter(call.top_ks, call.top_k, b)
+    k = parameter(call.top_ks, call.top_k, b, tl.int32)
     p = parameter(call.top_ps, call.top_p, b)
     min_p = parameter(call.min_ps, call.min_p, b)
     # Comparisons with NaN are false, so NaN is out of range everywhere.

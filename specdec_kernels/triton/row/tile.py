@@ -44,23 +44,9 @@ class TileStats(NamedTuple):
 
 
 @triton.jit
-def parameter(pointer, scalar, b):
-    """A per-sequence tensor [B] or a scalar, as float64."""
-    if pointer is None:
-        value = tl.full([], 0.0, tl.float64) + scalar
-    else:
-        value = tl.load(pointer + b).to(tl.float64)
-    return value
-
-
-@triton.jit
-def count_parameter(pointer, scalar, b):
-    """A per-sequence tensor [B] or a scalar, as int32."""
-    if pointer is None:
-        value = tl.full([], 0, tl.int32) + scalar
-    else:
-        value = tl.load(pointer + b).to(tl.int32)
-    return value
+def parameter(pointer, scalar, b, DTYPE: tl.constexpr = tl.float64):
+    """A per-sequence tensor [B] or a scalar, as DTYPE."""
+    return tl.full([], 0, DTYPE) + scalar if pointer is None else tl.load(pointer + b).to(DTYPE)
 
 
 @triton.jit
@@ -108,21 +94,6 @@ def load_logits(row, tile, v, PROBS: tl.constexpr, TILE: tl.constexpr):
 def log64(x):
     """log of a float64 scalar >= 0."""
     return tl.where(x > 0, tl.log(tl.where(x > 0, x, 1.0)), -INF)
-
-
-@triton.jit
-def log_probability(
-    row, token, inside, direct, temperature, logsumexp, threshold, PROBS: tl.constexpr
-):
-    """log P of tokens of one row, float64; -inf where not `inside`."""
-    raw = tl.load(row + token, mask=inside, other=0).to(tl.float32)
-    logit = as_logits(raw, PROBS)
-    exact = logit.to(tl.float64)
-    if PROBS:
-        # The statistics of a processed row come from float32 logarithms. The numerator must be
-        # rounded alike, so that the rounding cancels.
-        exact = tl.where(direct, log64(raw.to(tl.float64)), exact)
-    return tl.where(inside & (logit >= threshold), exact / temperature - logsumexp, -INF)
 
 
 @triton.jit
