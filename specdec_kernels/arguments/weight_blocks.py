@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from .._library import cpu_capability
 
 _WIDTHS = {"avx512": 32, "avx2": 16, "plain": 8}
+
+
+# The types of GGUF tensors whose blocks are read.
+Format = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+BLOCK_FORMATS: tuple[str, ...] = get_args(Format)
 
 
 class BlockFormat(NamedTuple):
@@ -47,7 +52,6 @@ FORMATS = (
     BlockFormat("Q5_K", 256, 8, 5, True, 0, 176),
     BlockFormat("Q6_K", 256, 16, 6, False, 32, 210),
 )
-BLOCK_FORMATS = tuple(f.name for f in FORMATS)
 
 
 def panel_width() -> int:

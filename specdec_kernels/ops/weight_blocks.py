@@ -9,11 +9,11 @@ from .._ops import ops
 from ..arguments import conversion
 from ..arguments.validation import fake_kernel
 from ..arguments.values import number_of, shown
-from ..arguments.weight_blocks import BLOCK_FORMATS, FORMATS, panel_width
+from ..arguments.weight_blocks import BLOCK_FORMATS, FORMATS, Format, panel_width
 from .linear import PackedLinear
 
 
-def pack_blocks(blocks: Tensor, format: str) -> PackedLinear:
+def pack_blocks(blocks: Tensor, format: Format) -> PackedLinear:
     """Copy a weight as a GGUF file stores it into the layout that `packed_linear` reads.
 
     The weight stays as small as it is in the file. `packed_linear` multiplies by the float32

@@ -36,7 +36,7 @@ def drawn(n, k, m, dtype, seed=0, kind="normal"):
 
 def bound(x, weight, y):
     """How far y may be from the exact result: the sum's rounding, and that of the result."""
-    ulp = 0.0 if y.dtype == torch.float32 else torch.finfo(y.dtype).eps / 2
+    ulp = 0.0 if y.dtype == torch.float32 else torch.finfo(y.dtype).eps  # both are rounded
     sums = x.double().abs() @ weight.double().abs().T
     return ROUNDING * sums + ulp * y.double().abs() + torch.finfo(y.dtype).smallest_normal
 

@@ -111,8 +111,8 @@ def test_what_the_ops_do_not_compute_runs_as_the_class_says(monkeypatch):
     mine, plain = PackedModel(model).model, unfused(model).model
     tokens = ids(1, 9)
     calls = []
-    fused = decoder_layer._LayerParts.forward
-    monkeypatch.setattr(decoder_layer._LayerParts, "forward",
+    fused = decoder_layer.LayerParts.forward
+    monkeypatch.setattr(decoder_layer.LayerParts, "forward",
                         lambda *args: calls.append(1) or fused(*args))  # fmt: skip
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(mine(tokens).logits, plain(tokens).logits)

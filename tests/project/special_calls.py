@@ -210,7 +210,7 @@ SPECIAL |= {
          "blocks must be [N, bytes of a row], a multiple of 20, got [0, 40]"),
     ],
     "unpack_blocks": [
-        (dict(panels=PANELS), f"panels must hold blocks, got float32 [1, 5, {WIDTH}]"),
+        (dict(panels=PANELS.byte()), f"panels must hold blocks, got [1, 5, {WIDTH}]"),
         (dict(in_features=32), f"panels must be [1, 1, {20 * WIDTH}] {SET} [1, 2, {20 * WIDTH}]"),
         (dict(in_features=48),
          "panels must be of a multiple of 32 inputs in this format, got K = 48"),

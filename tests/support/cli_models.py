@@ -15,7 +15,6 @@ import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
-
 import pytest
 import torch
 from specdec_hf.cli.app import app
@@ -207,11 +206,11 @@ def write_encoder_decoder(path: Path, name: str = "t5", seed: int | None = None)
     return path
 
 
-def write_gguf(path: Path) -> Path:
-    """A GGUF file of a tiny llama with the same tokenizer."""
+def write_gguf(path: Path, kind: str = "F32", **fields: Any) -> Path:
+    """Of a tiny llama with the same tokenizer; matrices of whole blocks of a type are stored so."""
     import gguf  # noqa: PLC0415  # the tests of tokenizers do without it
 
-    model = hf_models.build("llama", vocab_size=END + 1)
+    model = hf_models.build("llama", vocab_size=END + 1, **fields)
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -238,9 +237,10 @@ def write_gguf(path: Path) -> Path:
         order = torch.arange(len(weight))
         if count:  # llama.cpp rotates neighbours, Transformers rotates halves
             order = order.view(count, 2, -1).transpose(1, 2).flatten()
-        writer.add_tensor(
-            names.get_name(name, try_suffixes=(".weight",)), weight[order].float().numpy()
-        )
+        own = gguf.GGMLQuantizationType[kind if weight.ndim == 2 else "F32"]
+        own = own if weight.shape[-1] % gguf.GGML_QUANT_SIZES[own][0] == 0 else own.F32
+        data = gguf.quantize(weight[order].float().numpy(), own)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -130,7 +130,7 @@ void unpack_blocks(const UnpackBlocksParams& p, const Parallel& parallel) {
   const BlockFormat format = block_format(p.format);
   const int64_t width = panel_width(), blocks = p.in_features / format.inputs;
   const int64_t bytes = format.bytes() * width;
-  const UnpackBlocks unpack = linear_kernels().unpack[static_cast<int>(p.format)];
+  const UnpackBlocks unpack = linear_kernels().unpack(p.format);
   parallel((p.out_features + width - 1) / width, [&](int64_t begin, int64_t end) {
     const std::unique_ptr<float[]> floats(new float[static_cast<size_t>(format.inputs * width)]);
     for (int64_t i = begin * blocks; i < end * blocks; ++i) {

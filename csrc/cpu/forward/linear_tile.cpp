@@ -266,7 +266,7 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
   using Element = typename Type::Element;
   const int64_t size = row_size<Type>(p), block = block_size(size);
   const int64_t whole_panel = panel_bytes<Type>(p, size);
-  const UnpackBlocks unpack = kUnpackBlocks[static_cast<int>(p.weight.format)];
+  const BlockKernels& of_blocks = kBlockKernels[static_cast<int>(p.weight.format)];
   const char* w = static_cast<const char*>(p.weight.panels) + begin * whole_panel;
   const bool widened = Type::kWidens && p.rows > 2 * kBlockRows;
   const int64_t passes = (p.rows + kBlockRows - 1) / kBlockRows;
@@ -293,8 +293,14 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
                                static_cast<const typename Of::Element*>(weights), inputs, next,
                                sums);
           };
-          if (unpack != nullptr) {
-            unpack(panel, inputs, wide);
+          if (of_blocks.unpack != nullptr) {
+            if constexpr (sizeof(Element) == 4) {
+              if (p.rows <= kFewRows) {
+                of_blocks.multiply[p.rows - 1](x, size, panel, inputs, sums);
+                continue;
+              }
+            }
+            of_blocks.unpack(panel, inputs, wide);
             if constexpr (Type::kPairs) {
               Type::pair(wide, inputs);
               of(Type(), wide);
@@ -407,7 +413,7 @@ void multiply_tiles(const uint16_t* x, int64_t size, int64_t rows, const uint16_
 void multiply_amx(const PackedLinearParams& p, const void* rows, int64_t begin, int64_t end) {
   const int64_t size = row_size<BFloat16>(p), block = block_size(size);
   const int64_t x_size = padded_size<kTileInputs>(p);
-  const UnpackBlocks unpack = kUnpackBlocks[static_cast<int>(p.weight.format)];
+  const UnpackBlocks unpack = kBlockKernels[static_cast<int>(p.weight.format)].unpack;
   const char* panel_at =
       static_cast<const char*>(p.weight.panels) + begin * panel_bytes<BFloat16>(p, size);
   alignas(64) float wide[kBlock * kWidth];
@@ -461,7 +467,7 @@ constexpr LinearKernel kernel_of() {
 extern const LinearKernels SPECDEC_CAT(linear_kernels_, SPECDEC_ISA);
 const LinearKernels SPECDEC_CAT(linear_kernels_, SPECDEC_ISA) = {
     kWidth,
-    kUnpackBlocks,
+    [](WeightFormat format) { return kBlockKernels[static_cast<int>(format)].unpack; },
     {{no_bytes, nullptr, multiply<Float32>},
 #if defined(__AVX512BF16__)
      kPairs,

@@ -27,8 +27,8 @@ struct LinearKernel {
 using UnpackBlocks = void (*)(const char* from, int64_t inputs, float* out);
 
 struct LinearKernels {
-  int64_t width;               // outputs of a panel
-  const UnpackBlocks* unpack;  // by WeightFormat; null for floats
+  int64_t width;  // outputs of a panel
+  UnpackBlocks (*unpack)(WeightFormat format);
   LinearKernel of_dtype[3];
 };
 

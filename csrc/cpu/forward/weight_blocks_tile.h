@@ -31,7 +31,12 @@ struct Lookup {
   // -Wmaybe-uninitialized in GCC 12.
   V tables[2];
   Lookup() {
-    for (int i = 0; i < 32; ++i) tables[i / 16][i % 16] = static_cast<float>(i - bias);
+    alignas(64) static constexpr float kNumbers[] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
+                                                     11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+                                                     22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+    for (int i = 0; i < 2; ++i) {
+      tables[i] = load<V>(kNumbers + i * kLanes) - static_cast<float>(bias);
+    }
   }
   V operator()(U q) const {
     if constexpr (bits == 4)
@@ -49,68 +54,169 @@ struct Lookup {
   }
 };
 
-// Blocks of format F, of both registers of a panel.
+// The blocks of a panel, one after the other.
 template <WeightFormat kFormat>
-void unpack_blocks(const char* from, int64_t inputs, float* out) {
-  constexpr BlockFormat kBlock = block_format(kFormat);
-  constexpr int kHigh = kBlock.bits > 4 && kBlock.bits < 8 ? static_cast<int>(kBlock.bits) - 4 : 0;
-  constexpr int64_t kScales = kBlock.scales > 0 ? kBlock.scales : 1,
-                    kShare = kBlock.inputs / kScales;
-  const Lookup<4 + kHigh, kBlock.bias> lookup;
-  for (const float* end = out + inputs * kWidth; out < end; out += kBlock.inputs * kWidth) {
-    const char* const scales = from + (kBlock.has_minimum ? 4 : 2) * kWidth;
-    const char* const minima = scales + kBlock.scales * kWidth;
-    const char* const values = minima + (kBlock.has_minimum ? kBlock.scales : 0) * kWidth;
-    const char* const high = values + kBlock.inputs / 2 * kWidth;
-    for (int r = 0; r < 2; ++r) {
-      const auto halves = [&](int64_t i) {
-        return from_float16(reinterpret_cast<const uint16_t*>(from) + i * kWidth + r * kLanes);
-      };
-      const V all = halves(0), least = kBlock.has_minimum ? halves(1) : all;
-      float* to = out + r * kLanes;
-      for (int64_t share = 0; share < kScales; ++share) {
-        V scale = all, minimum = least;  // those of parts with minima are below 64
-        if constexpr (kBlock.scales > 0) {
-          const int64_t at = share * kWidth + r * kLanes;
-          scale = all * signed_bytes(scales + at);
-          if constexpr (kBlock.has_minimum) minimum = -(least * signed_bytes(minima + at));
-        }
-        const auto put = [&](V q) {
-          store(to, kBlock.has_minimum ? multiply_add(scale, q, minimum) : scale * q);
-          to += kWidth;
-        };
-        if constexpr (kBlock.bits == 8) {
-          for (int64_t k = 0; k < kShare; ++k) put(signed_bytes(values + k * kWidth + r * kLanes));
-        } else {
-          const auto word = [&](const char* words, int64_t i) {
-            return load<U>(words + (i * kWidth + r * kLanes) * 4);
-          };
-          for (int64_t i = share * kShare / 8; i < (share + 1) * kShare / 8; ++i) {
-            U low = word(values, i), above{};
-            if constexpr (kHigh > 0) above = word(high, i * kHigh / 4) >> i * 8 * kHigh % 32;
-#pragma GCC unroll 8
-            for (int k = 0; k < 8; ++k, low >>= 4, above >>= kHigh) {
-              if constexpr (kHigh == 0) put(lookup(low));
-              if constexpr (kHigh > 0) put(lookup((low & 15u) | above << 4));
-            }
-          }
-        }
+class Blocks {
+ public:
+  static constexpr BlockFormat kBlock = block_format(kFormat);
+  static constexpr int64_t kPartInputs = kBlock.inputs / (kBlock.scales > 0 ? kBlock.scales : 1);
+
+  explicit Blocks(const char* from) : from_(from) {}
+
+  // Fetches a block that comes later; beside an unpacked one the cache has no room for it.
+  void prefetch() const {
+    for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(from_ + kAhead + line);
+  }
+
+  // Calls f(input of the block, weights of both registers) for every input of a block, and
+  // g(input) behind every 16th, then goes on to the next block.
+  template <class F, class G>
+  void each_input(F&& f, G&& g) {
+    for (int64_t k = 0; k < kBlock.inputs;) {
+      open_part(k / kPartInputs);
+      for (const int64_t end = k + kPartInputs; k < end; k += 16) {
+        eight(k, f);
+        eight(k + 8, f);
+        g(k + 15);
       }
     }
-    from += kBlock.bytes() * kWidth;
+    from_ += kBytes;
+  }
+
+ private:
+  static constexpr int64_t kBytes = kBlock.bytes() * kWidth, kAhead = 4096;
+  static constexpr int64_t kScales = (kBlock.has_minimum ? 4 : 2) * kWidth;
+  static constexpr int64_t kMinima = kScales + kBlock.scales * kWidth;
+  static constexpr int64_t kValues = kMinima + (kBlock.has_minimum ? kBlock.scales : 0) * kWidth;
+  static constexpr int64_t kAbove = kValues + kBlock.inputs / 2 * kWidth;
+  static constexpr int kHigh =
+      kBlock.bits > 4 && kBlock.bits < 8 ? static_cast<int>(kBlock.bits) - 4 : 0;
+
+  void open_part(int64_t part) {
+    for (int r = 0; r < 2; ++r) {
+      const auto* const halves = reinterpret_cast<const uint16_t*>(from_) + r * kLanes;
+      scale_[r] = from_float16(halves);
+      if constexpr (kBlock.has_minimum) minimum_[r] = from_float16(halves + kWidth);
+      if constexpr (kBlock.scales > 0) {  // those of parts with minima are below 64
+        const char* const at = from_ + part * kWidth + r * kLanes;
+        scale_[r] = scale_[r] * signed_bytes(at + kScales);
+        if constexpr (kBlock.has_minimum) minimum_[r] = -(minimum_[r] * signed_bytes(at + kMinima));
+      }
+    }
+  }
+
+  V weight(V q, int r) const {
+    return kBlock.has_minimum ? multiply_add(scale_[r], q, minimum_[r]) : scale_[r] * q;
+  }
+
+  template <class F>
+  void eight(int64_t k, F&& f) const {
+    if constexpr (kBlock.bits == 8) {
+      const char* const bytes = from_ + kValues + k * kWidth;
+      for (int i = 0; i < 8; ++i) {
+        const char* const at = bytes + i * kWidth;
+        f(k + i, weight(signed_bytes(at), 0), weight(signed_bytes(at + kLanes), 1));
+      }
+    } else {
+      const auto word = [&](int64_t at, int64_t i, int r) {
+        return load<U>(from_ + at + (i * kWidth + r * kLanes) * 4);
+      };
+      U low[2], above[2];
+      for (int r = 0; r < 2; ++r) {
+        low[r] = word(kValues, k / 8, r);
+        if constexpr (kHigh > 0) above[r] = word(kAbove, k * kHigh / 32, r) >> k * kHigh % 32;
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        V w[2];
+#pragma GCC unroll 2
+        for (int r = 0; r < 2; ++r) {
+          U q = low[r] >> 4 * i;
+          if constexpr (kHigh > 0) q = (q & 15u) | (above[r] >> kHigh * i) << 4;
+          w[r] = weight(lookup_(q), r);
+        }
+        f(k + i, w[0], w[1]);
+      }
+    }
+  }
+
+  const char* from_;
+  Lookup<4 + kHigh, kBlock.bias> lookup_{};
+  V scale_[2] = {}, minimum_[2] = {};
+};
+
+template <WeightFormat kFormat>
+void unpack_blocks(const char* from, int64_t inputs, float* out) {
+  using Format = Blocks<kFormat>;
+  Format blocks(from);
+  for (const float* end = out + inputs * kWidth; out < end; out += Format::kBlock.inputs * kWidth) {
+    blocks.each_input(
+        [&](int64_t k, V w0, V w1) {
+          store(out + k * kWidth, w0);
+          store(out + k * kWidth + kLanes, w1);
+        },
+        [](int64_t) {});
   }
 }
 
+// Adds to `totals` the products of M rows of floats with `inputs` inputs of one panel, at most a
+// block, in the order of panels of floats. Few rows leave time to unpack weights between products.
+template <WeightFormat kFormat, int M>
+void multiply_blocks(const float* x, int64_t stride, const char* from, int64_t inputs,
+                     V (*totals)[2]) {
+  using Format = Blocks<kFormat>;
+  Format blocks(from);
+  V sums[M][2] = {}, run[M][2] = {};
+  for (const float* end = x + inputs; x < end; x += Format::kBlock.inputs) {
+    blocks.prefetch();
+    blocks.each_input(
+        [&](int64_t k, V w0, V w1) {
+#pragma GCC unroll 2
+          for (int m = 0; m < M; ++m) {
+            const V input = every_lane(x[m * stride + k]);
+            run[m][0] = multiply_add(w0, input, run[m][0]);
+            run[m][1] = multiply_add(w1, input, run[m][1]);
+          }
+        },
+        [&](int64_t) {
+#pragma GCC unroll 2
+          for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 2
+            for (int r = 0; r < 2; ++r) {
+              sums[m][r] += run[m][r];
+              run[m][r] = V{};
+            }
+          }
+        });
+  }
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < 2; ++r) totals[m][r] += sums[m][r];
+  }
+}
+
+constexpr int64_t kFewRows = 2;  // more rows take less time on weights that are unpacked once
+
+struct BlockKernels {
+  UnpackBlocks unpack;
+  void (*multiply[kFewRows])(const float* x, int64_t stride, const char* from, int64_t inputs,
+                             V (*totals)[2]);  // by the number of rows
+};
+
+template <WeightFormat kFormat>
+constexpr BlockKernels block_kernels() {
+  return {unpack_blocks<kFormat>, {multiply_blocks<kFormat, 1>, multiply_blocks<kFormat, 2>}};
+}
+
 // In the order of WeightFormat; null for floats.
-constexpr UnpackBlocks kUnpackBlocks[] = {nullptr,
-                                          unpack_blocks<WeightFormat::kQ4_0>,
-                                          unpack_blocks<WeightFormat::kQ4_1>,
-                                          unpack_blocks<WeightFormat::kQ5_0>,
-                                          unpack_blocks<WeightFormat::kQ5_1>,
-                                          unpack_blocks<WeightFormat::kQ8_0>,
-                                          unpack_blocks<WeightFormat::kQ4_K>,
-                                          unpack_blocks<WeightFormat::kQ5_K>,
-                                          unpack_blocks<WeightFormat::kQ6_K>};
+constexpr BlockKernels kBlockKernels[] = {{},
+                                          block_kernels<WeightFormat::kQ4_0>(),
+                                          block_kernels<WeightFormat::kQ4_1>(),
+                                          block_kernels<WeightFormat::kQ5_0>(),
+                                          block_kernels<WeightFormat::kQ5_1>(),
+                                          block_kernels<WeightFormat::kQ8_0>(),
+                                          block_kernels<WeightFormat::kQ4_K>(),
+                                          block_kernels<WeightFormat::kQ5_K>(),
+                                          block_kernels<WeightFormat::kQ6_K>()};
 
 }  // namespace
 }  // namespace specdec::cpu

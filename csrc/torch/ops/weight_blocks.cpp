@@ -42,8 +42,10 @@ void check_unpack_blocks(const Tensor& panels, int64_t in_features, int64_t out_
   SPECDEC_CHECK(out_features >= 1, "out_features must be at least 1, got ", out_features);
   check_entries("out_features", "the weight", "[N, K]", {out_features, in_features});
   check_on_cpu("panels", panels);
+  SPECDEC_CHECK(panels.scalar_type() == ScalarType::Byte, "panels must be uint8, got ",
+                dtype_name(panels));
   SPECDEC_CHECK(format_of(panels) != WeightFormat::kFloats, "panels must hold blocks, got ",
-                dtype_name(panels), " ", shape_of(panels));
+                shape_of(panels));
   check_panels("panels", panels, out_features, in_features, panels, "panels");
 }
 

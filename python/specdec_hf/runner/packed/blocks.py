@@ -33,7 +33,7 @@ class _Stored:
     """
 
     blocks: np.ndarray
-    format: str
+    format: Any
     total: int | None = None
 
     def packed(self, order: torch.Tensor | None = None) -> PackedLinear:

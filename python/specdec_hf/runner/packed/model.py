@@ -116,7 +116,7 @@ class PackedModel:
         seconds: how long packing took in the last call, 0 where nothing was packed.
     """
 
-    def __init__(self, model: nn.Module, stored: Stored | None) -> None:
+    def __init__(self, model: nn.Module, stored: Stored | None = None) -> None:
         self.seconds, self._stored = 0.0, stored
         self.made_for = structure_of(model)
         self._others: dict[nn.Module, None] = {}  # each once, in order

@@ -1,0 +1,88 @@
+"""Models that multiply by the blocks of their GGUF files."""
+
+import copy
+
+import pytest
+import torch
+from specdec_hf import pack_
+from specdec_hf.model_files import load_model
+from specdec_hf.runner.model_record import record_of
+from specdec_hf.runner.packed.blocks import BlockFile
+from specdec_hf.runner.packed.linear import LinearWithPackedCopy
+from support.cli_models import write_gguf
+from support.hf_models import decode, decode_as_generate
+
+
+@pytest.fixture(scope="module", params=["Q4_1", "Q8_0", "Q5_0"])
+def file(request, tmp_path_factory):
+    """Of a llama whose output layer shares the embedding, and one more matrix in float32."""
+    path = tmp_path_factory.mktemp("blocks") / "tiny.gguf"
+    return write_gguf(path, request.param, tie_word_embeddings=True)
+
+
+def texts(model, **settings):
+    output = decode(model, (9, 4), **settings)
+    return output.sequences, output.stats
+
+
+def test_the_loop_multiplies_by_blocks_and_writes_the_text_of_the_model(file):
+    model = load_model(file)
+    output = decode_as_generate(model, (9, 4))
+    sequences, stats = output.sequences, output.stats
+    # Rows of 48 inputs are no whole blocks: those of the two down projections.
+    assert (stats.packed.layers, stats.packed.blocks) == (15, 13)
+    (note,) = [n for n in stats.notes if "blocks" in n]
+    assert note.startswith("LlamaForCausalLM: 2 of 15 linear layers multiply by torch.float32 and ")
+    other = copy.deepcopy(model)  # knows no file
+    floats, of_floats = texts(other)
+    assert torch.equal(floats, sequences)
+    assert (of_floats.packed.blocks, of_floats.packed.bytes > 2 * stats.packed.bytes) == (0, True)
+
+
+def test_a_weight_that_was_changed_is_no_longer_multiplied_as_blocks(file):
+    model = load_model(file)
+    assert texts(model)[1].packed.blocks == 13
+    weight = model.model.layers[0].mlp.up_proj.weight
+    with torch.no_grad():
+        weight[3, [0, 1, 2, 3]] = weight[3, [2, 3, 0, 1]]  # the sum of the bits stays
+    stats = texts(model)[1]
+    assert stats.packed.blocks == 12
+    assert torch.equal(texts(model)[0], texts(copy.deepcopy(model))[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_packed_as_they_are(file, dtype):
+    model = load_model(file, dtype=dtype)
+    stats = texts(model)[1]
+    assert (stats.packed.layers, stats.packed.blocks) == (15, 0)
+    assert any(f"15 of 15 linear layers multiply by {dtype}" in note for note in stats.notes)
+
+
+def test_packing_in_place_keeps_the_blocks_alone(file):
+    model = load_model(file)
+    weights = [m.weight.clone() for m in model.modules() if type(m) is torch.nn.Linear]
+    sequences, stats = texts(model)
+    made = pack_(model)
+    assert (made.layers, made.blocks, made.bytes) == (15, 13, stats.packed.bytes)
+    layers = [m for m in model.modules() if hasattr(m, "packed_weight")]
+    for before, layer in zip(weights, layers, strict=True):
+        assert torch.equal(layer.weight, before)
+    assert torch.equal(texts(model)[0], sequences)
+    narrow = copy.deepcopy(model).to(torch.bfloat16)
+    assert texts(narrow)[1].packed.blocks == 0
+    assert narrow.model.layers[0].mlp.up_proj.weight.equal(layers[5].weight.bfloat16())
+
+
+def test_a_copy_that_was_packed_without_the_file_takes_its_blocks(file):
+    model = load_model(file)
+    layer = LinearWithPackedCopy(model.lm_head)
+    assert layer.panels.dtype == torch.float32
+    again = LinearWithPackedCopy(model.lm_head, record_of(model).blocks.pack)
+    assert again.panels.dtype == torch.uint8
+    assert layer.panels is again.panels
+
+
+def test_a_weight_that_no_tensor_of_the_file_is_has_no_blocks(file):
+    stored = BlockFile(file)
+    assert stored.pack(torch.randn(64, 32)) is None
+    assert stored.pack(torch.randn(48, 32)) is None  # of the shape of some
