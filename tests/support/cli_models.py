@@ -15,6 +15,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
+
 import pytest
 import torch
 from specdec_hf.cli.app import app
