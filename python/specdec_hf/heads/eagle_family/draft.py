@@ -20,6 +20,8 @@ from specdec_hf.runner.forwards import CompileStats, compiles_on
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, Lengths, context_length, to_device
 from specdec_kernels import tree_attention
 
+DRAFT_WEIGHTS = ("int8", "float")  # the first is the default
+
 
 class Pairs(NamedTuple):
     """The pairs of one forward, which go into the cache.
@@ -187,6 +189,8 @@ class HeadStepper(PairStepper):
         head, call: as in `StatesStepper`.
         full_vocabulary: whether logits are those of the target's vocabulary, -inf where the head
             cannot draft a token, or of the draft vocabulary.
+        draft_weights: "int8": where packed weights in float32 are multiplied, they are rounded to
+            int8 in blocks of 32, which take 3.8 times fewer bytes. "float": as they are.
 
     Raises:
         ValueError: a target of other sizes than those that the head was trained for.
@@ -195,7 +199,10 @@ class HeadStepper(PairStepper):
     head: PairHead
     joins = True
 
-    def __init__(self, head: PairHead, call: DrafterCall, *, full_vocabulary: bool = False) -> None:
+    def __init__(
+        self, head: PairHead, call: DrafterCall, *, full_vocabulary: bool = False,
+        draft_weights: str = DRAFT_WEIGHTS[0],
+    ) -> None:  # fmt: skip
         super().__init__(head, call)
         self._full = full_vocabulary
         self._embed = head.embed(call.model)
@@ -212,7 +219,9 @@ class HeadStepper(PairStepper):
         self._step: Any = PairStep(head)
         graphs, how = compiles_on(self.device), call.forwards
         if how.compile is not False and not graphs and self.device.type == "cpu":
-            self._step, packed = packed_step(head, check=how.self_check, note=call.note)
+            self._step, packed = packed_step(
+                head, rounded=draft_weights == "int8", check=how.self_check, note=call.note
+            )
             if how.packed is not None:
                 how.packed.append(packed)
         self._compiled: Any = None  # `CompiledCall`

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
+from specdec_hf.arguments import shown
 from specdec_hf.drafters.growing_tree import (
     GrowingTreeDrafter,
     GrowingTreeState,
@@ -13,7 +14,7 @@ from specdec_hf.drafters.growing_tree import (
 from specdec_hf.drafters.model import ChainState
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS
-from specdec_hf.heads.eagle_family.draft import HeadStepper
+from specdec_hf.heads.eagle_family.draft import DRAFT_WEIGHTS, HeadStepper
 from specdec_hf.heads.eagle_family.head import PairHead
 from specdec_hf.heads.placed import HeadDrafter, PlacedHead
 from specdec_hf.trees import EagleTree
@@ -27,24 +28,49 @@ class PairTreeDrafter(HeadDrafter[P], GrowingTreeDrafter):
     Args:
         head: as in `HeadDrafter`, with the same errors.
         layout: size of the tree, which grows as EAGLE-2's does.
+        draft_weights: "int8" or "float", see `HeadStepper`. Each draft comes with the distribution
+            that it was drawn from, so the text's distribution stays the target's with either.
     """
 
     def __init__(
-        self, head: P | PlacedHead[P] | str | Path, layout: EagleTree | None = None
-    ) -> None:
+        self, head: P | PlacedHead[P] | str | Path, layout: EagleTree | None = None,
+        draft_weights: str = DRAFT_WEIGHTS[0],
+    ) -> None:  # fmt: skip
         super().__init__(head)
+        self.draft_weights = _checked(draft_weights)
         GrowingTreeDrafter.__init__(self, EagleTree() if layout is None else layout)
 
     def state_with(self, head: P, call: DrafterCall) -> GrowingTreeState:
-        stepper = HeadStepper(head, call_for_tree(call, self.layout))
+        stepper = HeadStepper(
+            head, call_for_tree(call, self.layout), draft_weights=self.draft_weights
+        )
         return GrowingTreeState(call, self.layout, stepper)
 
 
 class PairChainDrafter(HeadDrafter[P]):
-    """Base class of drafters of chains with a `PairHead`, each token with its distribution."""
+    """Base class of drafters of chains with a `PairHead`, each token with its distribution.
+
+    Args:
+        head: as in `HeadDrafter`, with the same errors.
+        draft_weights: as in `PairTreeDrafter`.
+    """
 
     draws = True
     rules = RULES_OF_DRAWN_DRAFTS
 
+    def __init__(
+        self, head: P | PlacedHead[P] | str | Path, draft_weights: str = DRAFT_WEIGHTS[0]
+    ) -> None:
+        super().__init__(head)
+        self.draft_weights = _checked(draft_weights)
+
     def state_with(self, head: P, call: DrafterCall) -> ChainState:
-        return ChainState(call, HeadStepper(head, call, full_vocabulary=True))
+        stepper = HeadStepper(head, call, full_vocabulary=True, draft_weights=self.draft_weights)
+        return ChainState(call, stepper)
+
+
+def _checked(draft_weights: str) -> str:
+    if draft_weights not in DRAFT_WEIGHTS:
+        listed = " or ".join(DRAFT_WEIGHTS)
+        raise ValueError(f"draft_weights must be {listed}, got {shown(draft_weights)}")
+    return draft_weights

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,9 +22,10 @@ from specdec_hf.runner.comparison import compare, tolerance_of
 from specdec_hf.runner.forwards import is_long
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.module_copy import copied
+from specdec_hf.runner.packed.blocks import rounded_to_int8
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy, bytes_of, unpacked_reason
 from specdec_hf.runner.packed.model import PackedStats, check_packable, resident_bytes
-from specdec_kernels import kv_append_
+from specdec_kernels import kv_append_, unpack_blocks
 
 
 class PairStep(nn.Module):
@@ -134,6 +135,7 @@ class PackedStep:
 
     Args:
         head: whose weights no longer change.
+        rounded: whether they are rounded to 8 bits, where `rounded_to_int8` takes them.
 
     Attributes:
         packed: the step on packed weights, without a graph.
@@ -141,14 +143,24 @@ class PackedStep:
             where logits of ``packed`` were found to be wrong.
     """
 
-    def __init__(self, head: PairHead) -> None:
+    def __init__(self, head: PairHead, *, rounded: bool) -> None:
+        self.rounded = rounded
         self.packed: Any = copied(PairStep(head), self._replace)
         self.eager = self.packed
         self._compared = False
         self._lock = threading.RLock()
 
     def _replace(self, module: Any) -> LinearWithPackedCopy | None:
-        return LinearWithPackedCopy(module) if unpacked_reason(module) is None else None
+        if unpacked_reason(module) is not None:
+            return None
+        stored = rounded_to_int8 if self.rounded else None
+        return LinearWithPackedCopy(module, stored, apart=self.rounded)
+
+    def _own(self, head: PairHead) -> PairStep:
+        """The head's own step, on the weights that `packed` multiplies by."""
+        if not self.rounded:
+            return PairStep(head)
+        return cast("PairStep", copied(PairStep(head), _rounded))
 
     def compare(self, head: PairHead) -> str | None:
         """Compare logits of `packed` with the head's own; gives the reason of a first failure."""
@@ -156,11 +168,23 @@ class PackedStep:
             if self._compared:
                 return None
             self._compared = True
-            own = PairStep(head)
-            if (reason := difference_of(self.packed, own, 1)) is None:
+            if (reason := difference_of(self.packed, self._own(head), 1)) is None:
                 return None
-            self.eager = own
+            self.eager = PairStep(head)
             return f"on packed weights {reason}"
+
+
+def _rounded(module: Any) -> nn.Linear | None:
+    """A linear layer with the numbers that the blocks of `rounded_to_int8` stand for."""
+    blocks = None
+    if unpacked_reason(module) is None:
+        blocks = rounded_to_int8(module.weight.detach())
+    if blocks is None:
+        return None
+    layer = nn.Linear(blocks.in_features, blocks.out_features, device="meta")
+    layer.weight = nn.Parameter(unpack_blocks(blocks), requires_grad=False)
+    layer.bias = module.bias
+    return layer
 
 
 def difference_of(
@@ -190,32 +214,34 @@ def difference_of(
 
 
 def packed_step(
-    head: PairHead, *, check: bool, note: Callable[[str], None]
+    head: PairHead, *, rounded: bool, check: bool, note: Callable[[str], None]
 ) -> tuple[Any, PackedStats]:
     """The step of a head on packed weights, or on its own where that is not possible.
 
     Args:
         head: on a CPU, whose weights no longer change.
+        rounded: as in `PackedStep`.
         check: whether the first use of a head compares logits with its own.
         note: told why the head drafts on its own weights.
     """
-    started, known = time.perf_counter(), record_of(head).packed is not None
+    record, started = record_of(head), time.perf_counter()
+    known = record.packed is not None and record.packed.rounded == rounded
     try:
         if not known:
             check_packable(PairStep(head))
     except ValueError as error:
         note(f"the head drafts on unpacked weights: {error}")
         return PairStep(head), PackedStats(reason=str(error))
-    record = record_of(head)
-    if record.packed is None:
+    if not known:
         with torch.inference_mode(False), torch.no_grad():
-            record.packed = PackedStep(head)
+            record.packed = PackedStep(head, rounded=rounded)
     made: PackedStep = record.packed
     if check and (reason := made.compare(head)) is not None:
         note(f"the head drafts on unpacked weights: {reason}")
     layers = [m for m in made.packed.modules() if isinstance(m, LinearWithPackedCopy)]
     return made.eager, PackedStats(
         layers=len(layers),
+        blocks=sum(layer.panels.dtype == torch.uint8 for layer in layers),
         bytes=bytes_of(layers),
         resident_bytes=resident_bytes(),
         seconds=0.0 if known else time.perf_counter() - started,

@@ -98,3 +98,21 @@ class BlockFile:
                 f"layers multiply by {model.dtype} and not by the blocks of {self.path.name}: they "
                 "serve weights in float32 that are those of the file"
             )
+
+
+def rounded_to_int8(weight: torch.Tensor) -> PackedLinear | None:
+    """A weight [N, K] in blocks of Q8_0, each number rounded to a 127th of the largest of 32.
+
+    None where the weight is not in float32, its rows are no whole blocks, or its numbers are not
+    finite in float16.
+    """
+    n, k = weight.shape
+    if weight.dtype != torch.float32 or k % 32:
+        return None
+    blocks = weight.view(n, k // 32, 32)
+    scale = (blocks.abs().amax(-1, keepdim=True) / 127).half()
+    if not bool(scale.isfinite().all()):
+        return None
+    numbers = (blocks / scale.float().clamp_min(2.0**-24)).round().clamp(-127, 127).to(torch.int8)
+    bytes_of_blocks = torch.cat([scale.view(torch.int8), numbers], dim=-1)
+    return pack_blocks(bytes_of_blocks.view(torch.uint8).flatten(1), "Q8_0")

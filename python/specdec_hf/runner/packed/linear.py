@@ -58,14 +58,17 @@ class LinearWithPackedCopy(torch.nn.Module):
     Args:
         layer: see `unpacked_reason`.
         stored: whose panels are taken where it has those of the weight.
+        apart: whether they are not exactly the weight, so that no other layer may share them.
     """
 
-    def __init__(self, layer: torch.nn.Linear, stored: Stored | None = None) -> None:
+    def __init__(
+        self, layer: torch.nn.Linear, stored: Stored | None = None, *, apart: bool = False
+    ) -> None:
         super().__init__()
         self._parameters = layer._parameters
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self._copy: _PackedCopy | None = None
-        self._stored = stored
+        self._stored, self._apart = stored, apart
         self.refresh()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -99,7 +102,7 @@ class LinearWithPackedCopy(torch.nn.Module):
         weight: Any = self.weight
         place = _place_of(weight)
         if self._copy is None or self._copy.place != place:
-            copy = _copies.get(place)
+            copy = _PackedCopy(weight) if self._apart else _copies.get(place)
             if copy is None:
                 copy = _copies[place] = _PackedCopy(weight)
             self._copy = copy
