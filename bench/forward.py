@@ -27,6 +27,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 import specdec_kernels as sk
 from bench.measure import seconds
 from bench.results import machine, processor
+from specdec_kernels.arguments.weight_blocks import FORMATS, BlockFormat
 
 
 def shapes(
@@ -42,17 +43,38 @@ MODELS = {
     "smollm2": shapes(576, 192, 1536, 30, 49152),  # SmolLM2-135M
     "1b": shapes(2048, 512, 8192, 16, 32000),  # 1.04 B weights
 }
-MODEL_DTYPES = {"smollm2": ["float32", "bfloat16"], "1b": ["bfloat16"]}
+MODEL_DTYPES = {"smollm2": ["float32", "bfloat16", "Q4_1", "Q8_0"], "1b": ["bfloat16", "Q4_K"]}
 WIDTHS = "1,2,4,8,16,64"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 console = Console(highlight=False, width=120)
 Passes = dict[str, Callable[[dict[int, Tensor]], object]]
 
 
-def passes(model: str, dtype: torch.dtype) -> Passes:
-    """For each peer a pass through all layers, which takes the rows by their number of inputs."""
-    weights = [torch.randn(shape).to(dtype) for shape in MODELS[model]]
-    packed = [sk.pack_linear(weight) for weight in weights]
+def blocks_of(n: int, k: int, kind: BlockFormat) -> sk.PackedLinear:
+    """A packed weight [N, K] of random blocks, whose scales are about 0.01."""
+    blocks = torch.randint(256, (n, k // kind.inputs, kind.file_bytes), dtype=torch.uint8)
+    halves = torch.full((2,), 0.01, dtype=torch.float16).view(torch.uint8)
+    blocks[..., :4] = halves
+    if kind.name == "Q6_K":
+        blocks[..., -2:] = halves[:2]
+    return sk.pack_blocks(blocks.flatten(1), kind.name)
+
+
+def passes(model: str, kind: str) -> tuple[Passes, int]:
+    """For each peer a pass through all layers, which takes the rows by their number of inputs.
+
+    Also the bytes of the packed weights. kind: of the weights, a dtype or a format of blocks, whose
+    peers multiply by the same numbers in float32.
+    """
+    dtype = DTYPES.get(kind, torch.float32)
+    if kind in DTYPES:
+        weights = [torch.randn(shape).to(dtype) for shape in MODELS[model]]
+        packed = [sk.pack_linear(weight) for weight in weights]
+    else:
+        (format_,) = [f for f in FORMATS if f.name == kind]
+        packed = [blocks_of(n, k, format_) for n, k in MODELS[model]]
+        weights = [sk.unpack_blocks(weight) for weight in packed]
+    size = sum(weight.panels.nbytes for weight in packed)
 
     def ours(rows: dict[int, Tensor]) -> None:
         for layer in packed:
@@ -67,22 +89,21 @@ def passes(model: str, dtype: torch.dtype) -> Passes:
         blocked = [torch.ops.mkldnn._reorder_linear_weight(weight) for weight in weights]
     except RuntimeError as error:
         console.print(f"oneDNN packs no {dtype} here: {error}")
-        return found
+        return found, size
     inputs = [k for _, k in MODELS[model]]
 
     def onednn(rows: dict[int, Tensor]) -> None:
         for weight, k in zip(blocked, inputs, strict=True):
             torch.ops.mkldnn._linear_pointwise(rows[k], weight, None, "none", [], "")
 
-    return found | {"oneDNN packed": onednn}
+    return found | {"oneDNN packed": onednn}, size
 
 
-def measure_linear(
-    model: str, dtype: torch.dtype, widths: list[int], rounds: int
-) -> dict[str, list[float]]:
+def measure_linear(model: str, kind: str, widths: list[int], rounds: int) -> dict[str, list[float]]:
     """Print milliseconds of a pass by number of rows, and return them by peer."""
-    peers = passes(model, dtype)
-    read = torch.zeros(sum(n * k for n, k in MODELS[model]) * dtype.itemsize // 4)
+    peers, size = passes(model, kind)
+    dtype = DTYPES.get(kind, torch.float32)
+    read = torch.zeros(size // 4)
     sizes = {k for _, k in MODELS[model]}
     rows = {m: {k: torch.randn(m, k).to(dtype) for k in sizes} for m in widths}
     best: dict[tuple[str, int], float] = {}
@@ -95,15 +116,18 @@ def measure_linear(
                     continue
                 took = seconds(partial(run, rows[m]))
                 best[name, m] = min(took * 1e3, best.get((name, m), took * 1e3))
-    title = f"linear layers of {model}, {str(dtype)[6:]}, {torch.get_num_threads()} threads"
+    title = (
+        f"linear layers of {model}, {kind}, {size / 1e6:.0f} MB, {torch.get_num_threads()} threads"
+    )
     table = Table("rows", *(f"{name}, ms" for name in peers), title=title)
-    for ratio in ("ours / floor", "ours / one row"):
+    for ratio in ("ours / floor", "ours / one row", "ours, GB/s"):
         table.add_column(ratio)
     floor = min(best["floor", m] for m in widths)
     for m in widths:
         times = [f"{best[name, m]:.1f}" for name in peers]
         ratios = best["ours", m] / floor, best["ours", m] / best["ours", widths[0]]
-        table.add_row(str(m), *times, *(f"{r:.2f}" for r in ratios))
+        speed = size / best["ours", m] / 1e6
+        table.add_row(str(m), *times, *(f"{r:.2f}" for r in ratios), f"{speed:.1f}")
     console.print(table)
     return {name: [round(best[name, m], 2) for m in widths] for name in peers}
 
@@ -162,7 +186,9 @@ def measure_attention(dtype: torch.dtype, widths: list[int], rounds: int) -> Non
 def main(
     part: Annotated[str, typer.Option(help="linear, attention")] = "linear",
     model: Annotated[str, typer.Option(help=", ".join(MODELS))] = "smollm2",
-    dtype: Annotated[list[str] | None, typer.Option(help="by default those of the model")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="or a format of blocks; by default those of the model")
+    ] = None,
     threads: Annotated[list[int] | None, typer.Option(help="by default 2")] = None,
     widths: Annotated[str, typer.Option(help="numbers of rows or queries")] = WIDTHS,
     rounds: Annotated[int, typer.Option(help="passes of each peer and width")] = 7,
@@ -178,7 +204,7 @@ def main(
             if part == "attention":
                 measure_attention(DTYPES[d], rows, rounds)
                 continue
-            ms = measure_linear(model, DTYPES[d], rows, rounds)
+            ms = measure_linear(model, d, rows, rounds)
             found.append({"dtype": d, "threads": number, "rows": rows, "ms": ms})
     if save is not None:
         done = {"machine": machine("cpu") | {"op": "packed_linear"}, "model": model, "runs": found}

@@ -32,6 +32,7 @@ from specdec_hf.loop.statistics import SpecStats as SpecStats
 from specdec_hf.loop.streaming import Step as Step
 from specdec_hf.model_check import ModelCheck as ModelCheck
 from specdec_hf.model_check import check_model as check_model
+from specdec_hf.model_files import load_gguf as load_gguf
 from specdec_hf.rule_check import RuleCheck as RuleCheck
 from specdec_hf.rule_check import check_rule as check_rule
 from specdec_hf.runner.packed.in_place import pack_ as pack_

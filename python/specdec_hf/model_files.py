@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import transformers
 from transformers.utils import logging
 
-from specdec_hf.model_paths import MissingModelError
+from specdec_hf.model_paths import MissingModelError, model_path
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.packed.blocks import BlockFile
 
@@ -85,6 +86,31 @@ def load_model(
     if file.is_file():
         record_of(model).blocks = BlockFile(file.resolve())
     return model.to(device).eval()
+
+
+def load_gguf(
+    path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32
+) -> tuple[Any, Any]:
+    """Model and tokenizer of a GGUF file, in eval mode on the CPU.
+
+    The loop multiplies by the blocks of the file where the model is in float32; see
+    docs/forwards.md#packed-weights.
+
+    Args:
+        path: the file; ~ is the home folder.
+        dtype: of the weights.
+
+    Raises:
+        MissingModelError: there is no such file, or it cannot be read.
+        ValueError: a file of another kind.
+
+    >>> from specdec_hf import generate, load_gguf
+    >>> model, tokenizer = load_gguf("model.gguf")  # doctest: +SKIP
+    """
+    file = model_path(path)
+    if file is None or file.is_dir():
+        raise MissingModelError(f"path must be a GGUF file, got {os.fspath(path)}")
+    return load_model(file, dtype=dtype), load_tokenizer(file)
 
 
 @contextlib.contextmanager

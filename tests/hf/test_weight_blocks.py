@@ -2,15 +2,19 @@
 
 import copy
 
+import gguf
 import pytest
 import torch
-from specdec_hf import pack_
+from specdec_hf import load_gguf, pack_
 from specdec_hf.model_files import load_model
+from specdec_hf.model_paths import MissingModelError
 from specdec_hf.runner.model_record import record_of
-from specdec_hf.runner.packed.blocks import BlockFile
+from specdec_hf.runner.packed.blocks import BlockFile, rounded_to_int8
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from support.cli_models import write_gguf
 from support.hf_models import decode, decode_as_generate
+
+from specdec_kernels import unpack_blocks
 
 
 @pytest.fixture(scope="module", params=["Q4_1", "Q8_0", "Q5_0"])
@@ -26,7 +30,8 @@ def texts(model, **settings):
 
 
 def test_the_loop_multiplies_by_blocks_and_writes_the_text_of_the_model(file):
-    model = load_model(file)
+    model, tokenizer = load_gguf(file)
+    assert tokenizer.vocab_size > 0
     output = decode_as_generate(model, (9, 4))
     sequences, stats = output.sequences, output.stats
     # Rows of 48 inputs are no whole blocks: those of the two down projections.
@@ -86,3 +91,25 @@ def test_a_weight_that_no_tensor_of_the_file_is_has_no_blocks(file):
     stored = BlockFile(file)
     assert stored.pack(torch.randn(64, 32)) is None
     assert stored.pack(torch.randn(48, 32)) is None  # of the shape of some
+
+
+def test_what_is_no_gguf_file_is_refused_by_name(file, tmp_path):
+    with pytest.raises(MissingModelError, match=r"path must be a GGUF file, got .*missing\.gguf"):
+        load_gguf(tmp_path / "missing.gguf")
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(file.read_bytes()[:-9000])
+    with pytest.raises(MissingModelError, match=r"cannot load a model from .*cut\.gguf"):
+        load_gguf(cut)
+
+
+def test_a_head_drafts_on_weights_rounded_to_int8(file):
+    """They are those of the blocks of Q8_0 that the package `gguf` makes, to the last place."""
+    weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(3))
+    weight[2] = 0.0
+    got = unpack_blocks(rounded_to_int8(weight))
+    assert (got - weight).abs().max() <= weight.abs().max() / 127
+    blocks = gguf.quantize(got.numpy(), gguf.GGMLQuantizationType.Q8_0)
+    want = torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0))
+    torch.testing.assert_close(got, want, rtol=2e-3, atol=0)
+    for other in (weight.bfloat16(), weight[:, :33].contiguous(), weight * 1e38, weight / 0):
+        assert rounded_to_int8(other) is None
