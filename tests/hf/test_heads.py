@@ -76,6 +76,7 @@ def drafted(case, target, folder, reference=None):
     name = case.drafter or CHAINS.get(case.kind, case.kind)
     more = {"eagle": (EagleTree(2, 3, 6),), "eagle3": (EagleTree(2, 3, 6),), "medusa": (TREE,)}
     drafter = class_of(name)(folder, *more.get(name, ()))
+    drafter.draft_weights = "float"  # where it rounds them to int8
     settings = (SAMPLED if drafters()[name].draws else NONE) | case.settings
     _, rounds = hf_models.rounds_of(target, drafter, (9, 4, 12), **settings)
     return rounds[:: 1 + len(rounds) // 5], reference.logits
@@ -247,7 +248,8 @@ def test_angles_that_depend_on_the_longest_text_are_those_of_the_text():
     target, factors = target_of("llama"), {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 64, **factors}
     head = head_turning(target, 64, **rope)
-    _, rounds = hf_models.rounds_of(target, Eagle3ChainDrafter(head), (9, 4, 12), **SAMPLED)
+    drafter = Eagle3ChainDrafter(head, draft_weights="float")
+    _, rounds = hf_models.rounds_of(target, drafter, (9, 4, 12), **SAMPLED)
     logits_of = functools.partial(hf_models.expected_logits, target, head)
     assert furthest(rounds[:: 1 + len(rounds) // 4], logits_of)[0] < 1e-4
 

@@ -125,7 +125,7 @@ FAULTS = {
         lambda mask: lambda self, ids, *rest: mask(self, ids + ids.shape[1], *rest),
     ),
     "window": (
-        SpecRunner, "_by_layer_type",
+        SpecRunner, "by_layer_type",
         lambda by_type: lambda self, mask_of: by_type(self, lambda _: mask_of(0)),
     ),
     "siblings": (SpecRunner, "tree_window", seen_siblings),

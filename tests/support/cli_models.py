@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from specdec_hf.cli.app import app
 from support import hf_models
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -224,9 +223,8 @@ def write_gguf(path: Path, kind: str = "F32", **fields: Any) -> Path:
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
-    made = tokenizer()
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(made.convert_ids_to_tokens(list(range(END + 1))))
+    writer.add_token_list(tokenizer().convert_ids_to_tokens(list(range(END + 1))))
     writer.add_token_types([1] * END + [3])
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(END)
@@ -235,12 +233,12 @@ def write_gguf(path: Path, kind: str = "F32", **fields: Any) -> Path:
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in model.state_dict().items():
         count = heads.get(name.split(".")[-2])
-        order = torch.arange(len(weight))
+        rows = weight.float()
         if count:  # llama.cpp rotates neighbours, Transformers rotates halves
-            order = order.view(count, 2, -1).transpose(1, 2).flatten()
+            rows = rows.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
         own = gguf.GGMLQuantizationType[kind if weight.ndim == 2 else "F32"]
         own = own if weight.shape[-1] % gguf.GGML_QUANT_SIZES[own][0] == 0 else own.F32
-        data = gguf.quantize(weight[order].float().numpy(), own)
+        data = gguf.quantize(rows.numpy(), own)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

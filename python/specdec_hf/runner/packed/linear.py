@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.functional import linear
@@ -43,8 +43,8 @@ class _PackedCopy:
         if version == self._version and torch.equal(contents, self._contents):
             return False
         with torch.inference_mode(False), torch.no_grad():
-            stored = self.stored and self.stored(weight.detach())
-            self.panels = stored or pack_linear(weight.detach())
+            own = weight.detach()
+            self.panels = (self.stored and self.stored(own)) or pack_linear(own)
         self._version, self._contents = version, contents
         return True
 
@@ -58,7 +58,7 @@ class LinearWithPackedCopy(torch.nn.Module):
     Args:
         layer: see `unpacked_reason`.
         stored: whose panels are taken where it has those of the weight.
-        apart: whether they are not exactly the weight, so that no other layer may share them.
+        apart: whether they are not exactly the weight, so that no layer shares them.
     """
 
     def __init__(
@@ -81,9 +81,7 @@ class LinearWithPackedCopy(torch.nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Of the weight."""
-        weight: Any = self.weight
-        dtype: torch.dtype = weight.dtype
-        return dtype
+        return cast("torch.dtype", self.weight.dtype)
 
     @property
     def packed_weight(self) -> PackedLinear:
