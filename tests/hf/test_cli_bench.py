@@ -79,8 +79,8 @@ BENCHED = """
 tiny, float32, cpu, # threads, # prompts, greedy, # new tokens, median of #
 tokens/s ratio # % library speculation # % same
 model.generate ## without drafts, specdec ## layers:1, guard off ##
-Rounds median tau alpha bound eff. loop
-model.generate # without drafts, specdec ## layers:1, guard off ##
+Rounds decode GB/s median tau alpha bound eff. loop
+model.generate ## without drafts, specdec ## layers:1, guard off ##
 Ratio by category, in brackets speculation; below #
 without drafts, specdec a # b # layers:1, guard off a # (#) b # (#)
 ratio: over model.generate; library: without drafts over model.generate, in the same turns;
@@ -149,37 +149,52 @@ def test_what_a_model_with_a_state_lacks_is_left_out_in_a_line(bench, monkeypatc
     assert [row["identical"] for row in result["rows"]] == [2, 2]
 
 
-ASKED = []
-
-
+STAND_IN = """  # a token tells the temperature, one ends the prompt, one is the size of the file
+import os
+from types import SimpleNamespace
+__version__, StreamerBase, StreamingStatus = "0.1-build", object, SimpleNamespace(RUNNING=0)
+SchedulerConfig, Tensor = SimpleNamespace, lambda array: array.tolist()
+GenerationConfig = lambda **given: SimpleNamespace(**{"temperature": 0, **given})
+Core = lambda: SimpleNamespace(get_property=lambda *_: SimpleNamespace(to_string=lambda: "bf16"))
 class Llama:
-    """In the place of llama.cpp: answers A, B, A, B, ..., and remembers what it was asked."""
-
-    def __init__(self, path, **options):
-        self.path = path
-
-    def reset(self):
-        """It keeps nothing."""
-
-    def token_eos(self):
-        return cli_models.END
-
-    def generate(self, prompt, temp, **sampling):
-        ASKED.append((self.path, temp))
-        return itertools.cycle(b"AB")
+    def __init__(self, path, *_, prompt_lookup=False, scheduler_config=None, **options):
+        assert scheduler_config is None or not scheduler_config.enable_prefix_caching
+        self.file, self.sizes = os.path.getsize(path) % 100, [2, 1] if prompt_lookup else [0, 1, 1]
+    reset = set_seed = print  # as libraries do
+    def generate(self, prompt, temp=0, streamer=None, **sampling):
+        if streamer is None:
+            return iter([round(10 * temp), prompt[-1], self.file, 7])
+        for size in self.sizes:  # one token comes as a number, several as a list
+            streamer.write(list(range(size)) if size else 5)
+        return SimpleNamespace(tokens=[[round(10 * temp.temperature), prompt[0][-1], self.file]])
+LLMPipeline = Llama
+"""
 
 
-def test_llama_cpp_reads_the_file_of_the_target(bench, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=Llama))
-    model = cli_models.write_gguf(tmp_path / "tiny.gguf")
-    found = bench(
-        f"--model {model} --limit 1 --drafter none --peer llama.cpp --max-new-tokens 3 --runs 1 "
-        "--temperature 0 --temperature 0.5"
-    )
-    for result in found:
-        peer = next(row for row in result["rows"] if row["name"].startswith("llama.cpp, "))
-        assert [answer["texts"] for answer in peer["answers"]] == [[[*b"ABA"]]] * 2
-    assert set(ASKED) == {(str(model), 0.0), (str(model), 0.5)}
+def test_peers_of_another_process_read_the_file_and_the_prompt(bench, monkeypatch, tmp_path):
+    file = cli_models.write_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("SPECDEC_PEER_PYTHON", sys.executable)
+    monkeypatch.setenv("SPECDEC_PEER_OPENVINO", str(file))
+    for name in ("llama_cpp", "openvino", "openvino_genai"):
+        (tmp_path / f"{name}.py").write_text(STAND_IN)
+    asked = f"--model {file} --limit 1 --runs 1 --drafter none --peer llama.cpp --peer openvino"
+    for result in bench(f"{asked} --max-new-tokens 3 --temperature 0 --temperature 0.5"):
+        rows = [row for row in result["rows"] if row["name"].startswith(("llama", "openv"))]
+        assert [row["name"] for row in rows] == [
+            "llama.cpp, weights of unknown type, llama-cpp-python 0.1-build",
+            "openvino, tiny.gguf, bf16, openvino-genai 0.1",
+            "openvino, prompt lookup, tiny.gguf, bf16, openvino-genai 0.1",
+        ]
+        text = [round(10 * result["temperature"]), 29, file.stat().st_size % 100]
+        for row, later in zip(rows, (2, 2, 1), strict=True):
+            told = [(answer["texts"], answer["later_tokens"]) for answer in row["answers"]]
+            assert (told, row["decode"] > 0) == ([([text], later)] * 2, True)
+    (tmp_path / "llama_cpp.py").write_text("import os; os.abort()")
+    (tmp_path / "openvino_genai.py").write_text("raise ImportError('none')")
+    (result,) = bench(asked)
+    assert result["left_out"]["llama.cpp"].startswith("it was ended by SIGABRT; `CMAKE_ARGS=")
+    assert result["left_out"]["openvino"].startswith("ImportError: none; `pip install openvino")
 
 
 def measured(monkeypatch, seconds, accepted):
@@ -282,6 +297,7 @@ def test_the_bound_is_theorem_3_8_and_the_efficiency_what_the_loop_leaves_of_it(
     seconds, text = 10 * (DRAFT + VERIFY + HOST), [list(range(51))]
     mine = TimedAnswer(["p"], "", text, 1 + seconds, [1.0], 50, seconds, rounds=11)
     mine.stats = statistics()
+    mine.stats.packed = SimpleNamespace(bytes=3e9, reason="")
     other = TimedAnswer(["p"], "", text, 6.0, [6.0], 50, 50 * STEP)
     turns = {"drafter": [Turns(mine, other, ["pm"])]}
     for verify, flagged in ((VERIFY, False), (2 * VERIFY, True)):
@@ -293,6 +309,8 @@ def test_the_bound_is_theorem_3_8_and_the_efficiency_what_the_loop_leaves_of_it(
         if not flagged:
             assert (rows[1].alpha, rows[1].theorem) == (1, pytest.approx(BOUND))
             assert rows[1].efficiency == pytest.approx((DRAFT + VERIFY) / (DRAFT + VERIFY + HOST))
+            speeds = [(row.decode, row.gigabytes) for row in rows]
+            assert speeds == [(pytest.approx(10), None), (pytest.approx(25), pytest.approx(20))]
 
 
 @pytest.mark.parametrize(("runs", "flagged"), [(3, False), (4, True)])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from specdec_lab.bench.runs import Config
 
-PEERS = ("prompt_lookup", "assisted", "compiled", "llama.cpp", "rejection", "best_of")
+PEERS = ("prompt_lookup", "assisted", "compiled", "llama.cpp", "openvino", "rejection", "best_of")
 MEASURED = ("guard", "rule", "ablate", *(name for names in LOSSY_RULES.values() for name in names))
 
 

@@ -106,13 +106,14 @@ def make_configs(
     from specdec_hf.decoder import SpeculativeDecoder
     from specdec_hf.runner.protocol import is_encoder_decoder
 
-    from specdec_lab.bench.peers import LeftOutError, make_peer
+    from specdec_lab.bench.peer_process import LeftOutError
+    from specdec_lab.bench.peers import make_peers
     from specdec_lab.bench.runs import WITHOUT, Config
 
     configs, left_out = [Config(GENERATE)], {}
     for name in peers:
         try:
-            configs.append(make_peer(name, loaded, source))
+            configs += make_peers(name, loaded, source)
         except LeftOutError as error:
             left_out[name] = str(error)
     compiled = chosen[0].compile

@@ -30,7 +30,7 @@ MOST_WIDTHS = 8  # of the cost curve
 SLOWEST_CATEGORY = 0.97  # a ratio below it is flagged
 WIDTH, GAP = 80, "  "
 SPEEDS = ("config", "tokens/s", "ratio", "90 %", "library", "speculation", "90 %", "same")
-ROUNDS = ("config", "median", "tau", "alpha", "bound", "eff.", "loop")
+ROUNDS = ("config", "decode", "GB/s", "median", "tau", "alpha", "bound", "eff.", "loop")
 WORDS = (
     "ratio: over model.generate; library: without drafts over model.generate, in the same turns; "
     "speculation: with drafts over without"
@@ -254,9 +254,10 @@ def _cells_of_speeds(row: Row) -> tuple[str, ...]:
 
 
 def _cells_of_rounds(row: Row) -> tuple[str, ...]:
+    speeds = ("" if x is None else f"{x:.1f}" for x in (row.decode, row.gigabytes))
     numbers = (row.median_ratio, row.tokens_per_round, row.alpha, row.theorem, row.efficiency)
     loop = "" if row.loop_share is None else f"{row.loop_share:.1%}"
-    return (row.name, *map(_number, numbers), loop)
+    return (row.name, *speeds, *map(_number, numbers), loop)
 
 
 def _number(value: float | None) -> str:

@@ -22,6 +22,7 @@ from specdec_hf.loop.streaming import run_stream
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from specdec_lab.bench.baselines import Baseline
+from specdec_lab.bench.peer_process import PeerProcess
 
 WITHOUT = "without drafts, specdec"
 WARM_UP_TOKENS = 8
@@ -292,6 +293,9 @@ def _answer(
         answer.notes = stats.remarks
     if isinstance(config.model, Baseline):
         answer.rounds = config.model.rounds
+    if isinstance(config.model, PeerProcess):
+        answer.later_tokens = config.model.later_tokens
+        answer.later_seconds = config.model.later_seconds
     if _graphs() > graphs:
         answer.notes.append("torch.compile made graphs while this was measured")
     return answer

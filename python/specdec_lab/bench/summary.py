@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from specdec_hf.cli.speeds import GENERATE, Speeds, Sums
+from specdec_hf.loop.statistics import SpecStats
 from specdec_hf.schedules.costs import MonotoneCost
 
 from specdec_lab.bench.efficiency import predict
@@ -37,6 +38,10 @@ class Row:
             no draft was accepted.
         median_ratio: median over single batches of the speed over that of ``model.generate``.
         categories: speeds of each category; empty where batches mix them.
+        decode: tokens a second after the first round, which reads the prompt; None where it was
+            not timed.
+        gigabytes: 1e9 bytes of packed weights a second that the target's forwards after the first
+            round read; None where other forwards ran.
         tokens_per_round: tokens per forward of the target and sequence, None where other loops
             made these forwards.
         alpha, theorem: accepted over visited drafts, None for trees; and the speed-up that Theorem
@@ -58,6 +63,8 @@ class Row:
     speculation_interval: tuple[float, float] | None
     median_ratio: float
     categories: dict[str, Speeds]
+    decode: float | None
+    gigabytes: float | None
     tokens_per_round: float | None
     alpha: float | None
     theorem: float | None
@@ -184,6 +191,8 @@ def _row(config: Config, turns: list[Turns], forward: MonotoneCost | None, *, sa
         speculation_interval=interval_of(sums_of(turns, "without_drafts")) if gains else None,
         median_ratio=median(ratio_of(sums_of([one])) for one in turns),
         categories=categories if config.name != GENERATE else {},
+        decode=_rate((a.later_tokens, a.later_seconds) for a in answers),
+        gigabytes=_rate(_gigabytes(a.stats) for a in answers if a.stats is not None),
         tokens_per_round=sum(a.tokens for a in answers) / rounds if rounds else None,
         alpha=alpha,
         theorem=theorem,
@@ -194,6 +203,19 @@ def _row(config: Config, turns: list[Turns], forward: MonotoneCost | None, *, sa
         notes=[*sorted(notes), *(faults(turns) if config.name != GENERATE else ())],
         turns=turns,
     )
+
+
+def _rate(amounts: Iterable[tuple[float, float]]) -> float | None:
+    """All amounts over all seconds."""
+    amount, seconds = map(sum, zip((0.0, 0.0), *amounts, strict=True))
+    return amount / seconds if amount and seconds else None
+
+
+def _gigabytes(stats: SpecStats) -> tuple[float, float]:
+    """What forwards of packed weights after the first round read, and their seconds."""
+    later = stats.round_log[1:]
+    size = stats.packed.bytes if stats.packed is not None and stats.forwards == "packed" else 0
+    return len(later) * size / 1e9, sum(record.target for record in later)
 
 
 def _efficiency(
