@@ -24,25 +24,16 @@ def test_agrees_with_the_specification(name, case):
 
 
 MANY = [
-    ("token", "full", "logits", "off"),
-    ("token", "full", "probs", "off"),
-    ("token", "none", "logits", "off"),
-    ("token", "none", "probs", "off"),
-    ("token", "sampled", "logits", "tensor"),
-    ("token", "sparse", "probs", "tensor"),
-    ("token", "wide", "logits", "tensor"),
-    ("block", "full", "logits", "off"),
-    ("block", "full", "probs", "off"),
-    ("block", "full", "logits", "tensor"),
-    ("block", "none", "logits", "tensor"),
-    ("block", "sampled", "logits", "tensor"),
-    ("block", "sparse", "logits", "tensor"),
-    ("block", "mapped", "probs", "tensor"),
-    ("block", "wide-sampled", "logits", "off"),
-    ("lenient", "narrow", "logits", "tensor"),
-    ("lenient", "mapped-sampled", "logits", "off"),
-    ("typical", "none", "logits", "tensor"),
-]
+    ("token", "full", "logits", "off"), ("token", "full", "probs", "off"),
+    ("token", "none", "logits", "off"), ("token", "none", "probs", "off"),
+    ("token", "sampled", "logits", "tensor"), ("token", "sparse", "probs", "tensor"),
+    ("token", "wide", "logits", "tensor"), ("block", "full", "logits", "off"),
+    ("block", "full", "probs", "off"), ("block", "full", "logits", "tensor"),
+    ("block", "none", "logits", "tensor"), ("block", "sampled", "logits", "tensor"),
+    ("block", "sparse", "logits", "tensor"), ("block", "mapped", "probs", "tensor"),
+    ("block", "wide-sampled", "logits", "off"), ("lenient", "narrow", "logits", "tensor"),
+    ("lenient", "mapped-sampled", "logits", "off"), ("typical", "none", "logits", "tensor"),
+]  # fmt: skip
 
 
 @pytest.mark.slow

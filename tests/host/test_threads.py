@@ -1,7 +1,6 @@
-"""The ops of specdec_host run without the GIL, on threads of their own, and after a fork."""
+"""The ops of specdec_host run without the GIL and on threads of their own."""
 
 import ctypes
-import os
 import sys
 import threading
 import time
@@ -51,32 +50,10 @@ def test_another_thread_runs_during_a_call_and_none_during_one_that_holds_the_gi
         assert not counts_during(lambda: sleep(3000), 20), "the control"
 
 
-START = """
-import os, resource, threading, numpy as np, specdec_host as host
-logits = np.random.default_rng(0).normal(size=(8, 20_000)).astype(np.float32)
-draw = lambda: host.sample(logits, seeds=np.arange(8), positions=np.arange(8)).tokens.tolist()
-host.set_num_threads(1)
-want = draw()
-host.set_num_threads(4)
-"""
-FORK = """
-draw()
-child = os.fork()
-if child == 0:
-    os._exit(0 if draw() == want else 1)
-print(os.waitpid(child, 0)[1], draw() == want)
-"""
-
-
 @pytest.mark.parametrize(("given", "number"), [("7", 7), ("5000", 1024)])
 def test_at_first_the_environment_says_how_many_threads_there_are(given, number):
     program = "import specdec_host; print(specdec_host.get_num_threads())"
     assert output_of("-c", program, OMP_NUM_THREADS=given) == f"{number}\n"
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_the_child_of_a_fork_calls_ops():
-    assert output_of("-W", "ignore", "-c", START + FORK) == "0 True\n"
 
 
 @pytest.mark.parametrize(

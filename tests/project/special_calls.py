@@ -206,8 +206,6 @@ SPECIAL |= {
         (dict(blocks=Q4_1[:, :30]),
          "blocks must be [N, bytes of a row], a multiple of 20, got [3, 30]"),
         (dict(blocks=Q4_1.T.contiguous().T), "blocks must be contiguous, got strides [1, 3]"),
-        (dict(blocks=Q4_1[:0]),
-         "blocks must be [N, bytes of a row], a multiple of 20, got [0, 40]"),
     ],
     "unpack_blocks": [
         (dict(panels=PANELS.byte()), f"panels must hold blocks, got [1, 5, {WIDTH}]"),
