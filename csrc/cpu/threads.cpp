@@ -96,7 +96,7 @@ class Pool {
       for (; workers_ < wanted; ++workers_) {
         std::thread([this, worker = workers_] { work(worker); }).detach();
       }
-    } catch (const std::system_error&) {
+    } catch (...) {
     }
   }
 

@@ -30,7 +30,8 @@ def stored_rows(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The arguments `draft` and `draft_rows` of `verify_chain` for rows in a store of requests.
 
-    Where the target needs them wider, the rows of the batch are copied, not those of the store.
+    Where the target needs them wider, or the store is not contiguous, the rows of the batch are
+    copied, not those of the store.
 
     Args:
         states: [S, gamma, D] logits; None if there are none.
@@ -39,7 +40,7 @@ def stored_rows(
     """
     if states is None:
         return None, None
-    if as_wide_as(states[:0], target).dtype != states.dtype:
+    if as_wide_as(states[:0], target).dtype != states.dtype or not states.is_contiguous():
         return as_wide_as(states[index], target), None
     gamma = states.shape[1]
     return states.flatten(0, 1), index[:, None] * gamma + torch.arange(gamma, device=index.device)

@@ -15,7 +15,7 @@ BLOCK_FORMATS: tuple[str, ...] = get_args(Format)
 
 
 class BlockFormat(NamedTuple):
-    """As in csrc/include/specdec/linear.h.
+    """As in csrc/include/specdec/weight_blocks.h, where `parts` is called `scales`.
 
     Attributes:
         name: that of the GGUF type.

@@ -287,7 +287,7 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
           V(*const sums)[2] = totals + i * p.rows;
           const NextBlocks next = {w + block_bytes + i * passes * inputs * bytes, bytes,
                                    at_once > 1 ? stride : 64};
-          const auto of = [&](auto type, const void* weights) {
+          const auto multiply_weights = [&](auto type, const void* weights) {
             using Of = decltype(type);
             multiply_block<Of>(p.rows, passes, x, size,
                                static_cast<const typename Of::Element*>(weights), inputs, next,
@@ -303,18 +303,18 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
             of_blocks.unpack(panel, inputs, wide);
             if constexpr (Type::kPairs) {
               Type::pair(wide, inputs);
-              of(Type(), wide);
+              multiply_weights(Type(), wide);
             } else {
               if constexpr (sizeof(Element) == 2) round_block<Type>(wide, inputs);
-              of(Float32(), wide);
+              multiply_weights(Float32(), wide);
             }
           } else if (widened) {
             if constexpr (Type::kWidens) {
               widen_block<Type>(reinterpret_cast<const Element*>(panel), inputs, wide);
-              of(Float32(), wide);
+              multiply_weights(Float32(), wide);
             }
           } else {
-            of(Type(), panel);
+            multiply_weights(Type(), panel);
           }
         }
         w += block_bytes;

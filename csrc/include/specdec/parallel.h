@@ -12,7 +12,8 @@ struct Parallel {
   void* self;   // may be null
   int threads;  // at most this many bodies at once
 
-  // Calls f(begin, end) on disjoint ranges that cover [0, n), one for each thread.
+  // Calls f(begin, end) on disjoint ranges that cover [0, n), at most one for each thread;
+  // one thread may take several.
   template <class F>
   void operator()(int64_t n, F&& f) const {
     if (threads <= 1 || n <= 1) {

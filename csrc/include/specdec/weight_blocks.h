@@ -6,7 +6,7 @@
 
 namespace specdec {
 
-// In the order of WEIGHT_FORMATS in specdec_kernels/ops/linear.py.
+// In the order of FORMATS in specdec_kernels/arguments/weight_blocks.py, behind floats.
 enum class WeightFormat : int32_t {
   kFloats,
   kQ4_0,

@@ -13,9 +13,10 @@ WeightFormat checked_format(int64_t format) {
 // Returns the number of inputs of a row.
 int64_t check_pack_blocks(const Tensor& blocks, int64_t format) {
   const BlockFormat block = block_format(checked_format(format));
-  SPECDEC_CHECK(blocks.dim() == 2 && blocks.numel() > 0 && blocks.size(1) % block.file_bytes == 0,
+  SPECDEC_CHECK(blocks.dim() == 2 && blocks.size(1) % block.file_bytes == 0,
                 "blocks must be [N, bytes of a row], a multiple of ", block.file_bytes, ", got ",
                 shape_of(blocks));
+  SPECDEC_CHECK(blocks.numel() > 0, "blocks must not be empty, got ", shape_of(blocks));
   SPECDEC_CHECK(blocks.scalar_type() == ScalarType::Byte, "blocks must be uint8, got ",
                 dtype_name(blocks));
   check_on_cpu("blocks", blocks);

@@ -13,7 +13,7 @@ class ModelRecord:
 
     Attributes:
         compiled: its `CompiledForward`, or the `CompiledStep` of a head.
-        packed: its `PackedModel`, or the `PackedStep` of a head.
+        packed: its `PackedModel`, or each `PackedStep` of a head, by whether it is rounded.
         blocks: the `BlockFile` that it was read from.
         digest: the state of its weights, and their digest.
         agreement: (key of a shipped head and of the weights, the share of tokens they agree on).

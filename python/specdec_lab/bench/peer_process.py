@@ -94,7 +94,10 @@ class PeerProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its last words tell why
             self._process.stdin.write(json.dumps(request) + "\n")
-        answer = self._read()
+        try:
+            answer = self._read()
+        except RuntimeError as error:
+            raise RuntimeError(f"{self.name} ended while it answered: {error}") from error
         self.later_tokens, self.later_seconds = answer["later_tokens"], answer["later_seconds"]
         return torch.tensor([prompt + answer["token_ids"]])
 
@@ -108,7 +111,8 @@ class PeerProcess:
         if status < 0:  # such as an instruction that the processor lacks
             raise RuntimeError(f"it was ended by {signal.Signals(-status).name}")
         self._errors.seek(0)
-        raise RuntimeError(self._errors.read().strip().rpartition("\n")[2])
+        last = self._errors.read().strip().rpartition("\n")[2]
+        raise RuntimeError(last or f"it ended with status {status}")
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -121,8 +121,8 @@ def answer(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
     token_ids = peer.generate(request, arrived)
     return {
         "token_ids": token_ids,
-        "later_tokens": len(token_ids) - tokens[0],
-        "later_seconds": seconds[-1] - seconds[0],
+        "later_tokens": len(token_ids) - tokens[0] if tokens else 0,
+        "later_seconds": seconds[-1] - seconds[0] if tokens else 0.0,
     }
 
 

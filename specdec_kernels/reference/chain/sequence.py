@@ -208,9 +208,8 @@ class ChainSequence(VerifiedSequence):
         if a.draft_rows is not None:
             row = int(a.draft_rows[self.b, i])
             statistic = (row,) if a.flat_draft else (self.b, row)
-        elif (
-            a.ragged_draft
-        ):  # it has one row less than the target for each sequence before this one
+        elif a.ragged_draft:
+            # It has one row less than the target for each sequence before this one.
             row = self.begin - self.b + i
         if not 0 <= row < a.draft.shape[-2]:
             return invalid_draft(self.v)

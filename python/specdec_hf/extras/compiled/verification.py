@@ -64,7 +64,7 @@ def verify_in_graph(session: Session, drafted: DraftedRound) -> torch.Tensor | N
     graphs, stats = compiled.forward.cuda_graphs, compiled.stats
     if graphs is None or stats.eager or stats.without_cuda_graphs:
         return None
-    if (drafted.lengths - runner.lengths).max() > 1:
+    if (drafted.lengths - runner.lengths).max() > 1 or not runner.lengths.all():
         return None
     if reason := refusal(session) or graphs.with_epilogue.reason:
         stats.verified_apart = reason

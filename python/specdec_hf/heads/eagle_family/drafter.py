@@ -28,8 +28,8 @@ class PairTreeDrafter(HeadDrafter[P], GrowingTreeDrafter):
     Args:
         head: as in `HeadDrafter`, with the same errors.
         layout: size of the tree, which grows as EAGLE-2's does.
-        draft_weights: "int8" or "float", see `HeadStepper`. Each draft comes with the distribution
-            that it was drawn from, so the text's distribution stays the target's with either.
+        draft_weights: "int8" or "float", see `HeadStepper`. The drafts of a tree are its likeliest
+            tokens, which the text's distribution does not depend on.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class PairChainDrafter(HeadDrafter[P]):
 
     Args:
         head: as in `HeadDrafter`, with the same errors.
-        draft_weights: as in `PairTreeDrafter`.
+        draft_weights: as in `PairTreeDrafter`. Each draft comes with the distribution that it was
+            drawn from, so the text's stays the target's with either.
     """
 
     draws = True

@@ -225,7 +225,8 @@ def packed_step(
         note: told why the head drafts on its own weights.
     """
     record, started = record_of(head), time.perf_counter()
-    known = record.packed is not None and record.packed.rounded == rounded
+    record.packed = record.packed or {}
+    known = rounded in record.packed
     try:
         if not known:
             check_packable(PairStep(head))
@@ -234,8 +235,8 @@ def packed_step(
         return PairStep(head), PackedStats(reason=str(error))
     if not known:
         with torch.inference_mode(False), torch.no_grad():
-            record.packed = PackedStep(head, rounded=rounded)
-    made: PackedStep = record.packed
+            record.packed[rounded] = PackedStep(head, rounded=rounded)
+    made: PackedStep = record.packed[rounded]
     if check and (reason := made.compare(head)) is not None:
         note(f"the head drafts on unpacked weights: {reason}")
     layers = [m for m in made.packed.modules() if isinstance(m, LinearWithPackedCopy)]

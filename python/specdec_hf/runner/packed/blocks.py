@@ -1,4 +1,6 @@
-"""Weights as the GGUF file of a model stores them: a sixth of the bytes of float32.
+"""Weights in blocks: as the GGUF file of a model stores them, or rounded to int8 for drafts.
+
+A file's blocks take a sixth of the bytes of float32.
 
 The contents decide what is multiplied by blocks: a weight of a model is that of a tensor of the
 file if all its bits are those that the blocks stand for, in some order of the rows (Transformers
@@ -51,14 +53,20 @@ class BlockFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._fault = ""
 
     @cached_property
     def _tensors(self) -> dict[tuple[int, int], list[_Stored]]:
         """By [N, K]."""
-        from gguf import GGUFReader  # noqa: PLC0415  # takes a while
-
         found: dict[tuple[int, int], list[_Stored]] = defaultdict(list)
-        for tensor in GGUFReader(self.path).tensors:
+        try:
+            from gguf import GGUFReader  # noqa: PLC0415  # takes a while
+
+            tensors = GGUFReader(self.path).tensors
+        except Exception as error:  # a damaged file raises whatever its reader happens to raise
+            self._fault = f"it cannot be read: {str(error) or type(error).__name__}"
+            return found
+        for tensor in tensors:
             kind = tensor.tensor_type.name
             if kind in BLOCK_FORMATS and tensor.data.ndim == 2:
                 k, n = (int(size) for size in tensor.shape)
@@ -88,23 +96,25 @@ class BlockFile:
     def report(self, stats: Any, model: Any, note: Callable[[str], None]) -> None:
         """Leave a note where linear layers of a model that was read from the file are floats.
 
+        In 16 bits they always are.
+
         Args:
             stats: `PackedStats` of the model.
             note: takes it.
         """
-        if stats.blocks < stats.layers:
+        if stats.blocks < stats.layers and model.dtype == torch.float32:
+            why = self._fault or "their weights are not those of the file"
             note(
                 f"{type(model).__name__}: {stats.layers - stats.blocks} of {stats.layers} linear "
-                f"layers multiply by {model.dtype} and not by the blocks of {self.path.name}: they "
-                "serve weights in float32 that are those of the file"
+                f"layers multiply by floats and not by the blocks of {self.path.name}: {why}"
             )
 
 
 def rounded_to_int8(weight: torch.Tensor) -> PackedLinear | None:
     """A weight [N, K] in blocks of Q8_0, each number rounded to a 127th of the largest of 32.
 
-    None where the weight is not in float32, its rows are no whole blocks, or its numbers are not
-    finite in float16.
+    None where the weight is not in float32, its rows are no whole blocks, or a scale is not finite
+    in float16.
     """
     n, k = weight.shape
     if weight.dtype != torch.float32 or k % 32:

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from specdec_kernels import PackedLinear, pack_linear, packed_linear
 
-# The panels of a weight that are not made of its floats; None where there are none.
+# The panels of a weight in blocks; None where there are none.
 Stored = Callable[[torch.Tensor], PackedLinear | None]
 _Place = tuple[int, torch.Size, torch.dtype]  # address, shape and dtype of a weight
 

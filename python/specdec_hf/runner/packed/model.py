@@ -41,7 +41,8 @@ class PackedStats:
 
     Attributes:
         layers: linear layers with packed weights.
-        blocks: of them, those that multiply by the blocks of the GGUF file of the model.
+        blocks: of them, those that multiply by blocks: of the GGUF file of the model, or of a head
+            whose weights were rounded to int8.
         fused: decoder layers that run by `decoder_layer_`, or by `norm_qkv_rope` and
             `output_norm_mlp` where the cache is not the loop's own.
         bytes: of their packed copies, each once, those that other models share included.
