@@ -110,9 +110,9 @@ LOOPS = (
     LoopBudget(SAMPLE, FILL_F32, 124, GOAL_FILL_F32),
 )
 KERNELS = (
-    KernelBudget(ROWS, 64, 4, 203.6),
-    KernelBudget(DECIDE, 80, 3, 208.9),
-    KernelBudget(BLOCK, 80, 3, 138.3),
+    KernelBudget(ROWS, 64, 4, 204.9),
+    KernelBudget(DECIDE, 80, 3, 209.0),
+    KernelBudget(BLOCK, 80, 3, 138.5),
     KernelBudget(TREE_ROWS, 64, 4, 174.1),
     KernelBudget(TREE, 128, 2, 387.6),
     KernelBudget(SAMPLE, 64, 4, 169),
