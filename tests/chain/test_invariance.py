@@ -16,41 +16,36 @@ from specdec_kernels import _library
 from specdec_kernels.arguments.chain import ChainArguments
 
 CHAINS = [
-    proofs.chain_case(6, 3, 257),
-    proofs.chain_case(6, 3, 257, draft="sampled", filters="tensor"),
+    proofs.chain_case(6, 3, 257), proofs.chain_case(6, 3, 257, draft="sampled", filters="tensor"),
     proofs.chain_case(6, 3, 131, torch.bfloat16, rule="match", filters="tensor"),
     proofs.chain_case(6, 3, 257, kind="probs", draft="none"),
     proofs.chain_case(6, 3, 257, rule="block", filters="tensor"),
     proofs.chain_case(6, 3, 257, rule="block", kind="probs"),
     proofs.chain_case(6, 3, 257, torch.bfloat16, rule="block", draft="sparse"),
     proofs.chain_case(6, 3, 257, rule="block", draft="mapped-sampled"),
-    proofs.chain_case(6, 3, 257, draft="wide"),
-    proofs.chain_case(6, 3, 257, rule="typical"),
+    proofs.chain_case(6, 3, 257, draft="wide"), proofs.chain_case(6, 3, 257, rule="typical"),
     proofs.chain_case(6, 3, 257, rule="top_beta"),
     proofs.chain_case(6, 3, 257, rule="lenient", draft="sparse"),
     proofs.chain_case(6, 3, 257, rule="synthetic", filters="tensor"),
-]
+]  # fmt: skip
 CHAIN_PAIRS = [("cpp", c) for c in CHAINS] + [
     (n, c)
     for n in KERNEL_PROVIDERS
     if n != "cpp"
     for c in (
-        CHAINS[0],
-        proofs.chain_case(6, 3, 67, rule="match"),
+        CHAINS[0], proofs.chain_case(6, 3, 67, rule="match"),
         proofs.chain_case(6, 3, 67, rule="block"),
     )
-]
+]  # fmt: skip
 
 
 OTHER_CASES = [
     proofs.sample_case(5, 257, filters="tensor"),
     proofs.sample_case(5, 257, filters="scalar", method="gumbel"),
-    attention_case(6, 9, 31, shape="faulty", window=4),
-    rerank_case(6, 13, 6, levels=3),
-    trie_case(6, 4, 5, 20),
-    expand_case(5, 2, 300, 5, temperature="tensor"),
+    attention_case(6, 9, 31, shape="faulty", window=4), rerank_case(6, 13, 6, levels=3),
+    trie_case(6, 4, 5, 20), expand_case(5, 2, 300, 5, temperature="tensor"),
     ngram_case(9, 41, 5, lengths="faulty"),
-]
+]  # fmt: skip
 OTHER_PAIRS = [
     *((n, c) for c in OTHER_CASES for n in proofs.providers(c.op) if n != "reference"),
     *((n, c) for c in OTHER_CASES[:2] for n in SHIM_PROVIDERS),
@@ -129,8 +124,7 @@ def test_a_chain_that_starts_later_continues_the_same_decisions(name, case):
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 THREADED = [c for c in proofs.CASES if c.heavy or c.op in _library.CACHE_OPS] + [
-    *OTHER_CASES[2:5],
-    expand_case(5, 4, 9000, 12, temperature="tensor"),
+    *OTHER_CASES[2:5], expand_case(5, 4, 9000, 12, temperature="tensor"),
     ngram_case(3, 4099, 17, lengths="full"),
     *(c for c in proofs.CASES if c.op == "pack_linear"),
     *(linear_case((m,), n, k, d) for d in DTYPES for m, n, k in ((6, 577, 257), (130, 1000, 640))),

@@ -48,10 +48,9 @@ def _exponentials(seed, position, tile, out, TILE: tl.constexpr):
 
 @pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(
-    ("position", "tile", "index"),
-    [(3, 0, None), (23, 494, 3499), (5, 412, 3048)],
+    ("position", "tile", "index"), [(3, 0, None), (23, 494, 3499), (5, 412, 3048)],
     ids=["usual", "word39-has-a-tail", "word110-has-a-tail"],
-)
+)  # fmt: skip
 def test_exponentials_keep_their_precision_and_their_tail(position, tile, index):
     out = torch.empty(4096)
     one = torch.tensor
@@ -78,13 +77,11 @@ def test_exponentials_keep_their_precision_and_their_tail(position, tile, index)
 @pytest.mark.parametrize(
     ("rule", "filters"),
     [
-        *itertools.product(["block", "match"], [{}, FILTERS]),
-        ("token", FILTERS),
-        ("greedy", {}),
+        *itertools.product(["block", "match"], [{}, FILTERS]), ("token", FILTERS), ("greedy", {}),
         ("lenient", {}),
     ],
     ids=lambda x: x if isinstance(x, str) else "filtered" if x else "plain",
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("small_tiles")
 def test_many_tiles_and_scan_blocks(rule, filters):
     """V = 4500 has 18 tiles of 256 in 2 scan blocks, and tokens are drawn from both."""

@@ -250,10 +250,8 @@ def test_row_offsets_out_of_range_are_clamped(name, target_indptr):
 
 FAULTY = [
     [0.0] * 4,
-    [0.5, 0.5, float("nan"), 0.0],
-    [0.5, 0.75, -0.25, 0.0],
-    [0.5, 0.5, 0.0, torch.inf],
-]
+    [0.5, 0.5, float("nan"), 0.0], [0.5, 0.75, -0.25, 0.0], [0.5, 0.5, 0.0, torch.inf],
+]  # fmt: skip
 
 
 @pytest.mark.covering(test=3)

@@ -282,8 +282,7 @@ ERRORS = [
     *((name, {rows: P[:, :0]} | others, RuntimeError,
        rf"{rows} must have a vocabulary, V >= 1, got \[2, 0\]") for name, rows, others in (
         ("softmax", "logits", {}), ("sampling_from_logits", "logits", {}),
-        ("sampling_from_probs", "probs", {}),
-        ("top_k_top_p_sampling_from_probs", "probs", JOINT),
+        ("sampling_from_probs", "probs", {}), ("top_k_top_p_sampling_from_probs", "probs", JOINT),
         ("top_k_top_p_sampling_from_logits", "logits", JOINT),
     )),
 ]  # fmt: skip

@@ -35,14 +35,12 @@ from specdec_kernels.arguments.chain import ChainArguments
 OPS = ("sample", "verify_chain")
 WIDE = 131073  # 33 tiles, so that a row is split among several blocks
 LARGE = [
-    sample_case(4, WIDE),
-    sample_case(4, WIDE, torch.bfloat16, filters="tensor"),
-    sample_case(4, WIDE, torch.bfloat16, method="gumbel"),
-    chain_case(4, 5, WIDE, torch.bfloat16),
+    sample_case(4, WIDE), sample_case(4, WIDE, torch.bfloat16, filters="tensor"),
+    sample_case(4, WIDE, torch.bfloat16, method="gumbel"), chain_case(4, 5, WIDE, torch.bfloat16),
     chain_case(4, 5, WIDE, filters="scalar"),
     chain_case(3, 4, WIDE, torch.bfloat16, rule="block", filters="tensor"),
     chain_case(4, 3, WIDE, torch.bfloat16, draft="sampled", filters="scalar", layout="ragged"),
-]
+]  # fmt: skip
 CASES = [*(case for op in OPS for case in proofs.cases(op, heavy=True)), *LARGE]
 SOME = [*CASES[:: max(1, len(CASES) // 40)], *LARGE]
 VARIED = {
@@ -54,10 +52,9 @@ TREES = [
     for rule in ("multi_draft_wor", "top_k_plus_one", "traversal")
 ]
 HISTORIES = [
-    *proofs.cases("ngram_propose"),
-    ngram_case(40, 100_000, 5, ids=1000, lengths="full"),
+    *proofs.cases("ngram_propose"), ngram_case(40, 100_000, 5, ids=1000, lengths="full"),
     ngram_case(70_000, 9, 3),
-]
+]  # fmt: skip
 PROVIDERS = [
     *(["cuda"] if sk.has_cuda_kernels() else []),
     *(["triton"] if importlib.util.find_spec("triton") else []),

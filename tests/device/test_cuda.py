@@ -42,11 +42,9 @@ def op(request):
 
 CASES = [
     *(c for op in CACHE_OPS for c in proofs.cases(op)),
-    *edge_cases.append_cases(),
-    *edge_cases.truncate_cases(),
-    *edge_cases.move_cases(),
+    *edge_cases.append_cases(), *edge_cases.truncate_cases(), *edge_cases.move_cases(),
     *edge_cases.large_cases(),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}{case}")

@@ -16,13 +16,10 @@ import specdec_kernels as sk
 
 OPS = ("tree_attention", "rerank_tree", "build_trie", "expand_tree")
 LARGE = [
-    attention_case(8, 64, 5000, window=100),
-    attention_case(2, 300, 33000, torch.int32),
-    rerank_case(16, 700, 60, levels=50),
-    trie_case(8, 100, 20, 700),
-    expand_case(8, 10, 128256, 10, torch.bfloat16),
-    expand_case(2, 3, 128256, 64, rows="ties"),
-]
+    attention_case(8, 64, 5000, window=100), attention_case(2, 300, 33000, torch.int32),
+    rerank_case(16, 700, 60, levels=50), trie_case(8, 100, 20, 700),
+    expand_case(8, 10, 128256, 10, torch.bfloat16), expand_case(2, 3, 128256, 64, rows="ties"),
+]  # fmt: skip
 CASES = [*(c for op in OPS for c in proofs.cases(op, heavy=True)), *LARGE]
 
 

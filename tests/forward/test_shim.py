@@ -14,11 +14,13 @@ from pathlib import Path
 import proofs
 import pytest
 import torch
-from proofs import assert_close
+from proofs import assert_bits, assert_close
+from proofs.forward import blocks_of
 from support.shared_build import built_once
 
 from specdec_kernels import reference
-from specdec_kernels.reference.forward import decoder_layer, linear
+from specdec_kernels.arguments import weight_blocks
+from specdec_kernels.reference.forward import decoder_layer
 
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
@@ -57,17 +59,17 @@ def kernels(which, file):
 @pytest.fixture(autouse=True)
 def wide_panels(monkeypatch):
     """The reference packs for AVX-512."""
-    monkeypatch.setattr(linear, "cpu_capability", lambda: "avx512")
+    monkeypatch.setattr(weight_blocks, "cpu_capability", lambda: "avx512")
 
 
-def run(which, x, panels, k, n, bias, ranges=None):
-    """y [M, N]; `ranges` are the panels of each call."""
+def run(which, x, panels, k, n, bias, ranges=None, format=0):
+    """y [M, N]; `ranges` are the panels of each call. format: the number of that of blocks."""
     y = torch.full((len(x), n), torch.nan).to(x.dtype)
     given = [ctypes.c_void_p(t.data_ptr() if t is not None else None) for t in (x, panels, bias, y)]
     numbers = [ctypes.c_int64(i) for i in (len(x), k, n)]
     for part in ranges or [(0, len(panels))]:
         kernels(which, "linear").packed_linear(
-            *given, DTYPES.index(x.dtype), *numbers, *map(ctypes.c_int64, part)
+            *given, DTYPES.index(x.dtype), format, *numbers, *map(ctypes.c_int64, part)
         )
     return y
 
@@ -103,6 +105,18 @@ def test_a_row_has_the_same_bits_in_every_call_of_the_shim(which, dtype, n, k):
         assert_close("y", run(which, rows, *weight)[9], alone[0])
     parts = [(i, i + 1) for i in reversed(range(len(weight[0])))]
     assert_close("y", run(which, x, *weight, ranges=parts), alone)
+
+
+@by_set
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=lambda d: str(d)[6:])
+def test_blocks_give_the_bits_of_their_numbers_over_the_shim(which, dtype):
+    for number, name in enumerate(weight_blocks.BLOCK_FORMATS, start=1):
+        blocks = blocks_of(33, 512, name, torch.Generator().manual_seed(number), 0.01)
+        panels, x = reference.pack_blocks(blocks, number), torch.randn(17, 512).to(dtype)
+        floats = reference.pack_linear(reference.unpack_blocks(panels, 512, 33).to(dtype))
+        for m in (1, 2, 17):
+            want = run(which, x[:m], floats, 512, 33, None)
+            assert_bits(run(which, x[:m], panels, 512, 33, None, format=number), want)
 
 
 def attended(args, ranges=None):

@@ -33,8 +33,7 @@ def recorded(make):
 
 
 @pytest.mark.parametrize(
-    ("output", "value"),
-    [(0, 19), (0, -2), (1, 3), (2, 64), (3, float("nan")), (3, 90.0)],
+    ("output", "value"), [(0, 19), (0, -2), (1, 3), (2, 64), (3, float("nan")), (3, 90.0)],
     ids=["id V", "id -2", "too many accepted", "unknown bit", "nan", "no logarithm of a float"],
 )  # fmt: skip
 def test_the_checks_reject_a_verdict_with(output, value):

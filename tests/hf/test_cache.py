@@ -40,13 +40,11 @@ def begin(model, inputs, **options):
 @pytest.mark.parametrize(
     ("drafter", "tree"),
     [
-        ("prompt_lookup", None),
-        ("model", None),
-        ("model", TreeSpec.branching((3, 2, 1))),
+        ("prompt_lookup", None), ("model", None), ("model", TreeSpec.branching((3, 2, 1))),
         ("model", EagleTree(width=3, depth=4, size=9)),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_round_reads_from_the_device_once(drafter, tree):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
     size = {} if tree is None else {"num_assistant_tokens": None, "tree": tree}
@@ -133,12 +131,11 @@ def test_given_cache_changes_nothing(name, lengths, cache):
 @pytest.mark.parametrize(
     "mask",
     [
-        [[0, 0, 1, 1, 1, 1]],
-        [[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]],
+        [[0, 0, 1, 1, 1, 1]], [[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]],
         [[0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 1, 1]],
     ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_the_cache_returned_by_aligned_has_the_columns_of_the_sequences(name, mask):

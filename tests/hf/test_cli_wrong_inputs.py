@@ -137,12 +137,11 @@ def test_every_command_has_options_of_numbers():
     ("command", "option", "choices"),
     [
         ("generate", "--rule", "auto, token, block, greedy, m"),
-        ("bench", "--peer", "prompt_lookup, assisted"),
-        ("bench-synthetic", "--shape", "tiny"),
+        ("bench", "--peer", "prompt_lookup, assisted"), ("bench-synthetic", "--shape", "tiny"),
         ("train", "--loss", "forward_kl, reverse_kl, total_variation"),
         ("serve", "--log-level", "debug, info, warning, error, critic"),
     ],
-)
+)  # fmt: skip
 def test_an_option_takes_one_of_its_choices(command, option, choices):
     line = one_line_error(*words(command, option, "x"))
     assert f"{option} must be one of {choices}" in line

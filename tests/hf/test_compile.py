@@ -49,11 +49,10 @@ def test_inductor_rounds_16_bit_values_as_eager_kernels_do(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "lengths", "graphs"),
     [
-        ("llama", (9,), 2),
-        ("gpt2", (12, 4, 7), 2),
+        ("llama", (9,), 2), ("gpt2", (12, 4, 7), 2),
         ("gemma2", (12, 4, 7), 4),  # its layers attend to a window or to everything
     ],
-)
+)  # fmt: skip
 def test_the_text_is_that_of_eager_forwards_and_graphs_are_few(name, lengths, graphs):
     model = build(name, vocab_size=11)  # so few that the text, which is copied, repeats itself
     drafter = {"drafter": "suffix_automaton", "max_new_tokens": 24}

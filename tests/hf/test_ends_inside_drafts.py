@@ -335,14 +335,12 @@ STATES = [Matcher, Grows]
 @pytest.mark.parametrize(
     ("lengths", "settings"),
     [
-        ((9,), {"drafter": "prompt_lookup"}),
-        ((9,), {"drafter": "auto"}),
-        ((9,), {"drafter": "model", "do_sample": True, "seed": 1}),
-        ((9, 4), {"drafter": None}),
+        ((9,), {"drafter": "prompt_lookup"}), ((9,), {"drafter": "auto"}),
+        ((9,), {"drafter": "model", "do_sample": True, "seed": 1}), ((9, 4), {"drafter": None}),
         ((9,), {"drafter": None, "num_beams": 2}),
     ],
     ids=["chain", "auto", "sampled", "batch", "beams"],
-)
+)  # fmt: skip
 def test_a_processor_with_a_state_is_refused_by_name(lengths, settings, state):
     """The root: the documented rule that processors are functions was checked by nobody."""
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(lengths)

@@ -45,10 +45,9 @@ def only_the_head(monkeypatch):
     ("kind", "lengths", "graphs"),
     [
         (Eagle3Drafter, (236,), 2),  # at the end of the context
-        (Eagle3ChainDrafter, (9,), 2),
-        (Eagle3Drafter, (9, 4, 12), 4),
+        (Eagle3ChainDrafter, (9,), 2), (Eagle3Drafter, (9, 4, 12), 4),
     ],
-)
+)  # fmt: skip
 def test_drafts_are_those_of_eager_steps_in_few_graphs(
     kind, lengths, graphs, target, head, monkeypatch
 ):

@@ -110,8 +110,7 @@ def inside(name, value):
     ("name", "fields"),
     [
         ("eagle3", {"eagle_config": {layouts.EAGLE_AUX: [2, 4, 5]}}),
-        ("eagle3", {"norm_before_residual": True}),
-        ("dflash", {layouts.AUX: [0, 1]}),
+        ("eagle3", {"norm_before_residual": True}), ("dflash", {layouts.AUX: [0, 1]}),
         ("dflash, windows", {"sliding_window_non_causal": True}),
         ("dflash, windows", inside("sliding_window", 4)),
         ("dflash, from the anchor", {"sample_from_anchor": False}),
@@ -119,7 +118,7 @@ def inside(name, value):
         ("peagle", inside("rope_parameters", {"rope_type": "default", "rope_theta": 70.0})),
         ("peagle, windows", inside("sliding_window", 2)),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_reading_of_a_field_is_found(name, fields, target, tmp_path):
     folder, case = layouts.publish(name, target, tmp_path), CASES[name]
     reference, path = layouts.Reference(case.kind, target, folder), folder / "config.json"

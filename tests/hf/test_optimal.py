@@ -290,14 +290,13 @@ def costs_of(target, drafter, monkeypatch):
     ("name", "weights", "at_once", "reads_prompt"),
     [
         ("medusa", (2 * 3 * (32 * 32 + 32)) + OUTPUTS, True, False),
-        ("blockwise", BLOCKWISE + OUTPUTS, True, False),
-        ("pass_head", size, True, False),
+        ("blockwise", BLOCKWISE + OUTPUTS, True, False), ("pass_head", size, True, False),
         ("exit_head", lambda t: size(t) - size(t.model.layers[1:]) + (32 * 32 + 32), False, False),
         ("early_exit", lambda t: size(t) - size(t.model.layers[1:]), False, False),
         ("layer_skip", lambda t: size(t) - size(t.model.layers[1:2]), False, False),
         ("eagle3", lambda t: size(head_for(t)) + 66 * 32, False, True),
     ],
-)
+)  # fmt: skip
 def test_a_draft_costs_the_weights_that_it_reads(
     name, weights, at_once, reads_prompt, target, monkeypatch, tmp_path
 ):

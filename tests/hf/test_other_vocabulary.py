@@ -275,11 +275,10 @@ def test_tokenizers_are_compared_by_their_ordinary_tokens():
 @pytest.mark.parametrize(
     ("command", "drafter", "name"),
     [
-        ("ngram", "ngram", "table"),
-        ("rest", "rest", "corpus"),
+        ("ngram", "ngram", "table"), ("rest", "rest", "corpus"),
         ("rest", "suffix_automaton", "corpus"),
     ],
-)
+)  # fmt: skip
 def test_stored_ids_of_another_tokenizer_are_refused(folder, tmp_path, command, drafter, name):
     other = write_folder(tmp_path / "other")
     other_tokenizer().save_pretrained(other)

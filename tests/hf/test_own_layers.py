@@ -197,15 +197,14 @@ def test_a_part_of_a_target_drafts_or_is_refused_by_name(kind, drafter, tmp_path
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        ("llama", {"cache": "dynamic"}),
-        ("llama", {"tree": (2, 1)}),
+        ("llama", {"cache": "dynamic"}), ("llama", {"tree": (2, 1)}),
         ("llama", {"tree": EagleTree(2, 3, 5)}),
         ("llama", {"drafter": ["layers:1", "prompt_lookup"], "tree": TrieTree(2, 3, 5)}),
         *((name, {}) for name in ("qwen3", "gemma2")),
         *((name, {}) for name in ("OPTForCausalLM", "GPTNeoForCausalLM", "FalconH1ForCausalLM")),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
-)
+)  # fmt: skip
 def test_the_first_layers_draft_chains_and_trees(make, options):
     """Also where a config lists its layers, and wherever the list of layers is."""
     model = hf_models.tiny(make) if make in hf_models.CLASSES else build(make)

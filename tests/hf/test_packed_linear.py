@@ -167,9 +167,8 @@ def test_where_its_weights_cannot_be_packed_its_layers_are_plain(tied):
 @TIED
 @pytest.mark.parametrize(
     "copied",
-    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
-    ids=["deep", "pickle"],
-)
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deep", "pickle"],
+)  # fmt: skip
 def test_a_copy_of_a_model_packed_in_place_is_packed_by_who_reads_it(tied, copied, monkeypatch):
     model, packed = build("llama", tie_word_embeddings=tied), []
     pack_(model)

@@ -199,9 +199,8 @@ TURNS = [  # template, message, what the template makes of it
     (cli_models.TEMPLATE, chat("developer"), "system"),
     (cli_models.TEMPLATE, chat("assistant", **ANSWERED), "assistant"),
     (KNOWS_TOOLS, chat("tool", tool_call_id="a"), "tool"),
-    (NAMES, chat("user", name="Ada"), "user Ada"),
-    (NAMES, chat("user", name=None), "user ?"),
-]
+    (NAMES, chat("user", name="Ada"), "user Ada"), (NAMES, chat("user", name=None), "user ?"),
+]  # fmt: skip
 
 
 def test_a_template_reads_the_role_and_the_name_of_who_speaks():

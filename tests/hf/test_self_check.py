@@ -38,12 +38,10 @@ def texts(model, lengths, **options):
 @pytest.mark.parametrize(
     ("name", "cache"),
     [
-        ("BartForCausalLM", "dynamic"),
-        ("BloomForCausalLM", "aligned"),
-        ("GPTNeoForCausalLM", "aligned"),
-        ("OpenAIGPTLMHeadModel", "none"),
+        ("BartForCausalLM", "dynamic"), ("BloomForCausalLM", "aligned"),
+        ("GPTNeoForCausalLM", "aligned"), ("OpenAIGPTLMHeadModel", "none"),
     ],
-)
+)  # fmt: skip
 def test_a_model_that_does_not_fit_the_spec_cache_gets_another(name, cache):
     plain, ours, stats = texts(build(name), RAGGED, drafter="oracle")
     assert ours == plain

@@ -193,12 +193,11 @@ def test_requests_for_other_hosts_are_refused():
     [
         (["Mine.example", "192.0.2.1"], ["mine.example:8000", "192.0.2.1"], ["a.mine.example"]),
         (["0.0.0.0"], ["192.0.2.1:8000", "[2001:db8::1]", "0.0.0.0"], ["mine.example"]),
-        (["0.0.0.0"], [], ["localhost"]),
-        (["::"], ["192.0.2.1", "[fe80::1]:80"], ["mine.example"]),
+        (["0.0.0.0"], [], ["localhost"]), (["::"], ["192.0.2.1", "[fe80::1]:80"], ["mine.example"]),
         (["[::2]:80", "a.example:1"], ["a.example", "a.example.:80", "[::2]"], ["", "[]"]),
         (["*"], ["mine.example", "192.0.2.1", "a b"], []),
     ],
-)
+)  # fmt: skip
 def test_hosts_may_be_added(allowed, taken, refused):
     with serving(access={"allowed_hosts": allowed}) as (client, _):
         assert statuses(client, taken) == dict.fromkeys(taken, 200)

@@ -35,14 +35,13 @@ DRAFTERS = {
     "nasd": "nasd",  # whose batches nothing joins
 }  # fmt: skip
 STOPS = [
-    [],
-    ["\n\naaa", "b"],
+    [], ["\n\naaa", "b"],
     ["ab\nb", "\nb"],  # one within the other
     ["b\naa", "aab", "a a"],  # that overlap
     [" b", "b", "a b", "aa b"],  # that end together
     ["aaaaaaaa", "bbbbbbbb", "\n\n\n\n", "zz"],  # nearly there, again and again
     ["aa" * 3000, "  "],
-]
+]  # fmt: skip
 PROMPTS = ["ab ba", "a", " bb"]
 
 

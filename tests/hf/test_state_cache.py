@@ -32,13 +32,12 @@ model_of = cache(build)
 @pytest.mark.parametrize(
     ("name", "lengths"),
     [
-        ("Qwen3NextForCausalLM", BATCH),
-        ("Mamba2ForCausalLM", ONE),
+        ("Qwen3NextForCausalLM", BATCH), ("Mamba2ForCausalLM", ONE),
         pytest.param("BambaForCausalLM", BATCH, marks=pytest.mark.full),
         pytest.param("xLSTMForCausalLM", ONE, marks=pytest.mark.full),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_drafts_give_the_text_of_plain_generation(name, lengths):
     model = model_of(name)
     outcomes = dict(compare(model, prompts(lengths), WAYS))

@@ -220,10 +220,9 @@ def test_a_target_of_other_logits_than_its_output_matrix_is_refused(kind, messag
     ("stage", "after"),
     [
         pytest.param("texts", 300, marks=pytest.mark.full),
-        pytest.param("hidden states", 300, marks=pytest.mark.full),
-        ("training", 17),
+        pytest.param("hidden states", 300, marks=pytest.mark.full), ("training", 17),
     ],
-)
+)  # fmt: skip
 def test_an_interrupted_run_ends_with_the_same_weights(stage, after, target, head_run, tmp_path):
     with pytest.raises(Interrupted):
         trained(target, tmp_path, Interrupting(stage, after))

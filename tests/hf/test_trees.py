@@ -46,10 +46,9 @@ SAMPLED_RULES = [
     ("branching", "multi_draft_wor"),
     pytest.param("branching", "top_k_plus_one", marks=pytest.mark.full),
     pytest.param("branching", "k_seq", marks=pytest.mark.full),
-    pytest.param("branching", "traversal", marks=pytest.mark.full),
-    ("two models", "traversal"),
+    pytest.param("branching", "traversal", marks=pytest.mark.full), ("two models", "traversal"),
     ("trie of models", "multi_draft"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "rule"), SAMPLED_RULES)
@@ -81,14 +80,11 @@ DISTRIBUTION_CASES = [
         pytest.param(*case, marks=pytest.mark.full)
         for case in (
             # near 1, children of another temperature could go unseen
-            ((3, 2), "multi_draft_wor", 3.0),
-            ((2, 2), "multi_draft", 1.3),
-            ((3, 2), "top_k_plus_one", 0.4),
-            ((2, 2), "k_seq", 1.3),
-            ((2, 2), "traversal", 1.3),
+            ((3, 2), "multi_draft_wor", 3.0), ((2, 2), "multi_draft", 1.3),
+            ((3, 2), "top_k_plus_one", 0.4), ((2, 2), "k_seq", 1.3), ((2, 2), "traversal", 1.3),
         )
     ),
-]
+]  # fmt: skip
 
 
 def text_p_value(tree, rule, temperature=1.3, texts=1000):

@@ -192,12 +192,11 @@ def test_entries_that_lie_in_a_cache_are_read_before_any_is_written(name, into):
 @pytest.mark.parametrize(
     ("op", "given", "more"),
     [
-        ("kv_truncate_", [], [False]),
-        ("ring_truncate_", [], [4, False]),
+        ("kv_truncate_", [], [False]), ("ring_truncate_", [], [4, False]),
         ("paged_truncate_", torch.arange(10, dtype=torch.int32).view(5, 2), [4]),
     ],
     ids=["dense", "ring", "paged"],
-)
+)  # fmt: skip
 def test_new_lengths_that_lie_among_the_lengths_are_read_first(op, given, more, name):
     pool = torch.tensor([1, 8, 7, 6, 5, 4])
     provider(op, name)(given, pool[1:], pool[:-1], *more)
@@ -262,8 +261,7 @@ OF_A_BATCH = r"states\[0\] must be \[B, S, ...\] with B = 1, got"
     [
         ([], ONE[None], r"index must be \[B\], got \[1, 1\]"),
         ([], torch.zeros(1), "index must be int32 or int64, got float32"),
-        ([torch.zeros(3)], ONE, OF_A_BATCH),
-        ([torch.zeros(2, 3)], ONE, OF_A_BATCH),
+        ([torch.zeros(3)], ONE, OF_A_BATCH), ([torch.zeros(2, 3)], ONE, OF_A_BATCH),
         ([torch.zeros(1, 3, 2, 4).mT], ONE,
          r"states\[0\] must have contiguous trailing dimensions, got \(24, 8, 1, 4\)"),
         ([torch.zeros(1, 3, device="meta")], ONE,

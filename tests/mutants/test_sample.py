@@ -69,14 +69,13 @@ class Folder:
 @pytest.mark.parametrize(
     ("tests", "kill", "error", "state", "rounds"),
     [
-        ([], [], None, UNCOVERED, []),
-        (["quick", "slow"], ["quick"], None, KILLED, [["quick"]]),
+        ([], [], None, UNCOVERED, []), (["quick", "slow"], ["quick"], None, KILLED, [["quick"]]),
         (["quick", "slow"], ["slow"], None, KILLED, [["quick"], ["slow"]]),
         (["quick", "slow"], [], None, SURVIVED, [["quick"], ["slow"]]),
         (["quick"], [], RuntimeError("no test ran"), KILLED, [["quick"]]),
     ],
     ids=["no test", "the first", "a later one", "none", "no import"],
-)
+)  # fmt: skip
 def test_a_mutant_meets_the_tests_of_its_line(
     tmp_path, monkeypatch, tests, kill, error, state, rounds
 ):

@@ -62,8 +62,7 @@ VERIFIERS = [
     (dict(SPARSE, sampled=(f64(3, 4), f32(3, 4), 1.0)), TOGETHER),
     (dict(ids=i64(3, 4, 2)),
      "draft ids must have the shape of the draft probabilities, None, got [3, 4, 2]"),
-    (MAPPED, NO_MAP),
-    (SPARSE | MAPPED, NO_MAP),
+    (MAPPED, NO_MAP), (SPARSE | MAPPED, NO_MAP),
     (dict(epsilon=0.5), "typical_epsilon must be 0.09 unless rule is typical, got 0.5"),
     (dict(delta=0.0), "typical_delta must be 0.3 unless rule is typical, got 0"),
     (dict(target_indptr=i32(4)),
@@ -101,8 +100,7 @@ SPECIAL = {
         (dict(beta=2), "top_beta_rank must be 1 unless rule is top_beta, got 2"),
         (dict(tau=0.5, rule="lenient"),
          "top_beta_distance must be 0 unless rule is top_beta, got 0.5"),
-        (dict(rule="synthetic"), SYNTHETIC),
-        (dict(rates=f32(4)), SYNTHETIC),
+        (dict(rule="synthetic"), SYNTHETIC), (dict(rates=f32(4)), SYNTHETIC),
     ],
     "verify_tree": [
         *VERIFIERS,
@@ -155,8 +153,7 @@ EXPANDED = (dict(lengths=i64(1).expand(3)), f"lengths must not be expanded, {IN_
 ONE_EACH = "entries must have one tensor for each of the 2 caches, got 1"
 SPECIAL |= {
     "kv_append_": [
-        *written(CACHE_SIZE, (3, 2, 1, 4)),
-        (dict(caches=[f32(3, 2, 5, 4)] * 2), ONE_EACH),
+        *written(CACHE_SIZE, (3, 2, 1, 4)), (dict(caches=[f32(3, 2, 5, 4)] * 2), ONE_EACH),
         (dict(caches=[f32(3, 2, 5, 4), f32(3, 1, 5, 4)], entries=[f32(3, 2, 1, 4)] * 2),
          "entries[1] must be [B, H, n, D] = [3, 1, n, 4], got [3, 2, 1, 4]"),
         (dict(entries=[f32(3, 2, 1, 5)]),
@@ -168,8 +165,7 @@ SPECIAL |= {
     "kv_compact_": written(CACHE_SIZE),
     "kv_realign_": written(CACHE_SIZE),
     "paged_append_": [
-        *written(POOL_SIZE, (3, 1, 2, 8)),
-        (dict(caches=[f32(*POOL_SIZE)] * 2), ONE_EACH),
+        *written(POOL_SIZE, (3, 1, 2, 8)), (dict(caches=[f32(*POOL_SIZE)] * 2), ONE_EACH),
     ],
     "paged_compact_": written(POOL_SIZE),
     "kv_truncate_": [EXPANDED],

@@ -69,15 +69,13 @@ NO_GPU = (
 @pytest.mark.parametrize(
     ("devices", "release", "options", "said"),
     [
-        ((GPU,), "13.0", "", "native"),
-        (NONE, "13.0", "CMAKE_CUDA_ARCHITECTURES=75", "75"),
-        (NONE, "13.0", "SPECDEC_CUDA=all", ALL),
-        (ABSENT, "12.4", "SPECDEC_CUDA=all", "80-real;90"),
+        ((GPU,), "13.0", "", "native"), (NONE, "13.0", "CMAKE_CUDA_ARCHITECTURES=75", "75"),
+        (NONE, "13.0", "SPECDEC_CUDA=all", ALL), (ABSENT, "12.4", "SPECDEC_CUDA=all", "80-real;90"),
         (NONE, "13.0", "", NO_GPU),
         ((GPU,), None, "", "compiling WITHOUT CUDA kernels: no nvcc was found"),
         ((GPU,), None, "SPECDEC_CUDA=on", "SPECDEC_CUDA is on and no nvcc was found"),
     ],
-)
+)  # fmt: skip
 def test_cuda_kernels_are_built_for_the_gpu_or_on_request_and_one_line_says_so(
     tmp_path, devices, release, options, said
 ):

@@ -122,14 +122,12 @@ def test_a_wrong_shape_is_named_under_compilation(dynamic):
 
 # What an argument must be, by its annotation, and values of other types.
 TYPES = {
-    float: ("a number", [None, "a", True, [0.5]]),
-    int: ("an integer", [None, "b", 2.5, True, [1]]),
-    bool: ("True or False", [None, "yes", 1, 1.5]),
-    torch.Tensor: ("a tensor", [None, 0.5, [0, 2]]),
+    float: ("a number", [None, "a", True, [0.5]]), int: ("an integer", [None, "b", 2.5, True, [1]]),
+    bool: ("True or False", [None, "yes", 1, 1.5]), torch.Tensor: ("a tensor", [None, 0.5, [0, 2]]),
     float | torch.Tensor: ("a number or a tensor", [None, "a", True, [0.5]]),
     int | torch.Tensor: ("an integer or a tensor", [None, 0.5, True]),
     specdec_kernels.PackedLinear: ("a PackedLinear", [None]),
-}
+}  # fmt: skip
 TENSOR_LIST, WEIGHTS = (
     collections.abc.Sequence[t] for t in (torch.Tensor, specdec_kernels.PackedLinear)
 )

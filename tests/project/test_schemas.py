@@ -57,10 +57,9 @@ def test_every_op_has_a_public_function_and_a_reference(op):
 ENUMERATIONS = [
     ("include/specdec/chain.h", "Rule", rules.RULES),
     ("include/specdec/tree.h", "TreeRule", rules.TREE_RULES),
-    ("include/specdec/draft.h", "Kind", rules.KINDS),
-    ("arguments/sample.h", "Noise", rules.NOISES),
+    ("include/specdec/draft.h", "Kind", rules.KINDS), ("arguments/sample.h", "Noise", rules.NOISES),
     ("arguments/sample.h", "Method", rules.METHODS),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("file", "enumeration", "names"), ENUMERATIONS)

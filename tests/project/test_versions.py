@@ -72,12 +72,11 @@ def test_the_page_of_versions_has_their_table():
 @pytest.mark.parametrize(
     ("package", "version", "command"),
     [
-        ("torch", "2.9.1+cpu", "'torch>=2.10'"),
-        ("triton", "3.5.1", "'triton>=3.6'"),
+        ("torch", "2.9.1+cpu", "'torch>=2.10'"), ("triton", "3.5.1", "'triton>=3.6'"),
         ("transformers", "5.19.0", "'transformers>=5.20,<5.25'"),
         ("transformers", "5.25.0.dev0", "'transformers>=5.20,<5.25'"),
     ],
-)
+)  # fmt: skip
 def test_another_version_is_refused_by_name(package, version, command):
     message = f"specdec-kernels does not run with {package} {version}: pip install {command}"
     with pytest.raises(ImportError, match=f"^{re.escape(message)}$"):

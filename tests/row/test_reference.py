@@ -21,13 +21,12 @@ ONES = 0xFFFFFFFF
         ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         ((ONES,) * 4, (ONES, ONES), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
         (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xA4093822, 0x299F31D0),
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
             (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
         ),
     ],
     ids=["zero", "ones", "pi"],
-)
+)  # fmt: skip
 def test_philox_gives_the_known_answers_of_random123(counter, key, words):
     first, low, high, stream = counter
     assert reference.philox(key[0] | key[1] << 32, first, low | high << 32, stream) == words

@@ -44,10 +44,9 @@ def test_greedy_requests_of_a_step_get_what_the_greedy_verifier_gives(s):
 
 
 PARAMETERS = [
-    dict(temperatures=1.3, top_ks=3),
-    dict(min_ps=0.3),
+    dict(temperatures=1.3, top_ks=3), dict(min_ps=0.3),
     dict(temperatures=0.8, top_ks=4, top_ps=0.9, min_ps=0.1),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("given", PARAMETERS, ids=str)

@@ -194,11 +194,10 @@ def test_shards_that_do_not_make_up_the_vocabulary_are_refused(ranks):
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("pack_maxima", "greedy"),
-        pytest.param("masses", "token", marks=pytest.mark.full),
+        ("pack_maxima", "greedy"), pytest.param("masses", "token", marks=pytest.mark.full),
         pytest.param("draft_on_shard", "block", marks=pytest.mark.full),
     ],
-)
+)  # fmt: skip
 def test_a_rank_that_fails_raises_on_all(ranks, name, rule):
     for vocab in (30, 2):  # of 2 tokens none is left for the rank
         args = chain_case(2, 2, vocab, rule=rule, filters="scalar").args()

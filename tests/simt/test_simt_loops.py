@@ -19,12 +19,10 @@ CASES = [
     case
     for dtype in DTYPES
     for case in (
-        sample_case(2, V, dtype),
-        chain_case(2, 3, V, dtype),
-        chain_case(2, 3, V, dtype, kind="probs"),
-        chain_case(1, 3, V, dtype, rule="lenient"),
+        sample_case(2, V, dtype), chain_case(2, 3, V, dtype),
+        chain_case(2, 3, V, dtype, kind="probs"), chain_case(1, 3, V, dtype, rule="lenient"),
     )
-]
+]  # fmt: skip
 
 
 def changed(args, change):

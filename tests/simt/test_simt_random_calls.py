@@ -28,10 +28,8 @@ def test_random_calls_reach_every_rule_and_filter(simt):
     wanted = {
         "rule": ["sample cdf", "sample gumbel", *(f"chain {rule}" for rule in RULES),
                  *(f"tree {rule}" for rule in TREE_RULES)],
-        "filter": ["none", "temperature", "top_k", "top_p", "min_p"],
-        "kind": ["logits", "probs"],
-        "dtype": ["float32", "bfloat16", "float16"],
-        "warp tiles": ["one", "several"],
+        "filter": ["none", "temperature", "top_k", "top_p", "min_p"], "kind": ["logits", "probs"],
+        "dtype": ["float32", "bfloat16", "float16"], "warp tiles": ["one", "several"],
         "rows": ["aligned to 16 bytes", "at odd addresses", "empty batch"],
         "draft": ["none", "rows", "sampled", "sparse", "rows, mapped", "sampled, mapped"],
     }  # fmt: skip

@@ -477,8 +477,7 @@ TREES: dict[str, tuple[Make, Any]] = {
     "model, EAGLE-2": (lambda t, _: draft_model(t), EagleTree(2, GAMMA, 5)),
     "several, tree": (named("prompt_lookup"), BRANCHING),
     "several of each": (
-        lambda t, folder: ["nasd", "suffix_automaton", datastore(t, folder)],
-        TrieTree(3, GAMMA),
+        lambda t, folder: ["nasd", "suffix_automaton", datastore(t, folder)], TrieTree(3, GAMMA),
     ),
     "merged": (lambda t, _: ["prompt_lookup", "ngram:2", draft_model(t)], TrieTree(2, GAMMA, 4)),
     "merged, drawn": (lambda t, _: ["ngram:2", draft_model(t)], TrieTree(1, GAMMA, 4)),
@@ -487,10 +486,9 @@ TREES: dict[str, tuple[Make, Any]] = {
         TrieTree(2, GAMMA, 8, min_probability=0.02),
     ),
     "merged trees": (
-        lambda t, _: ["token_recycling", "prompt_lookup", "lookahead"],
-        TrieTree(2, GAMMA, 6),
+        lambda t, _: ["token_recycling", "prompt_lookup", "lookahead"], TrieTree(2, GAMMA, 6),
     ),
-}
+}  # fmt: skip
 
 
 # Rule "auto" reads the distribution that these drafts were drawn from.

@@ -11,6 +11,7 @@ typedef float __m512 __attribute__((vector_size(64)));
 typedef int32_t __m512i __attribute__((vector_size(64)));
 typedef int32_t __m512bh __attribute__((vector_size(64)));
 typedef int16_t __m256i __attribute__((vector_size(32)));
+typedef int8_t __m128i __attribute__((vector_size(16)));
 
 inline __m512 _mm512_set1_ps(float x) { return __m512{} + x; }
 inline __m512i _mm512_set1_epi32(int32_t x) { return __m512i{} + x; }
@@ -62,6 +63,51 @@ inline float add_pair(float sum, int32_t a, int32_t b) {
 inline __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
   for (int i = 0; i < 16; ++i) sum[i] = add_pair(sum[i], a[i], b[i]);
   return sum;
+}
+
+inline __m512 _mm512_maskz_permutexvar_ps(int, __m512i index, __m512 table) {
+  __m512 out;
+  for (int i = 0; i < 16; ++i) out[i] = table[index[i] & 15];
+  return out;
+}
+
+inline __m512 _mm512_permutex2var_ps(__m512 low, __m512i index, __m512 high) {
+  __m512 out;
+  for (int i = 0; i < 16; ++i) {
+    const int at = index[i] & 15;
+    out[i] = index[i] & 16 ? high[at] : low[at];
+  }
+  return out;
+}
+
+inline __m512i _mm512_maskz_permutexvar_epi16(uint32_t, __m512i index, __m512i table) {
+  uint16_t from[32], at[32], to[32];
+  std::memcpy(from, &table, 64);
+  std::memcpy(at, &index, 64);
+  for (int i = 0; i < 32; ++i) to[i] = from[at[i] & 31];
+  __m512i out;
+  std::memcpy(&out, to, 64);
+  return out;
+}
+
+inline __m512i _mm512_maskz_cvtepi8_epi32(int, __m128i bytes) {
+  __m512i out;
+  for (int i = 0; i < 16; ++i) out[i] = bytes[i];
+  return out;
+}
+
+// Rounds to the nearest, ties to even; `low` becomes the first 16.
+inline __m512bh _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
+  uint16_t to[32];
+  for (int i = 0; i < 32; ++i) {
+    const float x = (i < 16 ? low : high)[i & 15];
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    to[i] = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+  __m512bh out;
+  std::memcpy(&out, to, 64);
+  return out;
 }
 
 struct Tiles {
