@@ -15,7 +15,6 @@ import proofs
 import pytest
 import torch
 from proofs import assert_bits, assert_close
-from proofs.forward import blocks_of
 from support.shared_build import built_once
 
 from specdec_kernels import reference
@@ -111,7 +110,9 @@ def test_a_row_has_the_same_bits_in_every_call_of_the_shim(which, dtype, n, k):
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=lambda d: str(d)[6:])
 def test_blocks_give_the_bits_of_their_numbers_over_the_shim(which, dtype):
     for number, name in enumerate(weight_blocks.BLOCK_FORMATS, start=1):
-        blocks = blocks_of(33, 512, name, torch.Generator().manual_seed(number), 0.01)
+        blocks = proofs.forward.blocks_of(
+            33, 512, name, torch.Generator().manual_seed(number), 0.01
+        )
         panels, x = reference.pack_blocks(blocks, number), torch.randn(17, 512).to(dtype)
         floats = reference.pack_linear(reference.unpack_blocks(panels, 512, 33).to(dtype))
         for m in (1, 2, 17):
