@@ -31,15 +31,16 @@ OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 def kernel(*specialized: str) -> Callable[[Any], Any]:
     """Decorate a kernel that is compiled anew only for other dtypes and constants.
 
-    specialized: arguments of which the machine code may use more: that an integer is 1 or a
-        multiple of 16, or that a tensor begins at a multiple of 16 bytes. Triton would assume that
-        of all arguments, so that another top_k or a slice of the seeds would compile within a call.
-        It pays for rows, which are read whole, and for strides of what is read side by side.
+    specialized: arguments, or members of records by the argument's name and theirs, of which the
+        machine code may use more: that an integer is 1 or a multiple of 16, or that a tensor begins
+        at a multiple of 16 bytes. Triton would assume that of all arguments, so that another top_k
+        or a slice of the seeds would compile within a call. It pays for rows, which are read whole,
+        and for strides of what is read side by side.
     """
 
     def decorate(function: Any) -> Any:
         members = members_of(function)
-        wanted = {part for n in specialized for part in parts_of(n, members[n])}
+        wanted = {part for n in specialized for part in parts_of(n, members.get(n, ()))}
         if any(members.values()):
             function = flat(function)
         values = [

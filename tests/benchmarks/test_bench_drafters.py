@@ -39,7 +39,8 @@ def test_the_rounds_are_those_of_a_call(target, text):
     counts = count(head, target, text, read(target, text))
     for gamma in GAMMAS:
         out = generate(
-            target, torch.from_numpy(text.tokens[None, :PROMPT]), drafter=Eagle3ChainDrafter(head),
+            target, torch.from_numpy(text.tokens[None, :PROMPT]),
+            drafter=Eagle3ChainDrafter(head, draft_weights="float"),
             num_assistant_tokens=gamma, num_assistant_tokens_schedule="constant", guard=False,
             max_new_tokens=len(text.tokens) - PROMPT, do_sample=False, return_dict_in_generate=True,
         )  # fmt: skip

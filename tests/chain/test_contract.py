@@ -39,12 +39,13 @@ def test_every_op_has_cases_a_kernel_a_fake_and_a_provider():
 @pytest.mark.parametrize("name", _library.OPS)
 def test_opcheck(name):
     """Every pair of kinds of two arguments that occurs in a case."""
-    op, cases = getattr(torch.ops.specdec_kernels, name).default, proofs.cases(name)
+    op = getattr(torch.ops.specdec_kernels, name).default
+    # To opcheck, NaN differs from NaN.
+    cases = [c for c in proofs.cases(name) if "faulty" not in c.id]
     kinds = [tuple(str(kind(a)) for a in c.args()) for c in cases]
     for case in (cases[i] for i in sorted(covering(kinds, 2))):
         print(case)  # for the report of a failure
         args = case.args()
-        # To opcheck, NaN differs from NaN.
         if name in ARGUMENTS and op(*args)[-1].isnan().any():
             args = ARGUMENTS[name](*args)._replace(with_accept_probs=False)
         torch.library.opcheck(op, tuple(args))

@@ -15,6 +15,7 @@ from .. import launch
 from ..row.distribution import load_raw, probabilities, tile_ids, token_at, weight_params
 from ..row.draft import (
     DRAFT_PROBS,
+    DRAFT_ROWS,
     KEEP,
     ONE_HOT,
     SAMPLED,
@@ -183,7 +184,7 @@ def fill_tile(
         tl.store(r.stats.sums + r.stats.tiles + tile, tl.sum(units, 0))
 
 
-@launch.kernel("target", "draft")
+@launch.kernel("target", *DRAFT_ROWS)
 def fill_residuals(
     target: Target, draft: Draft, call: Call, scratch: Scratch,
     RULE: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr, DIRECT: tl.constexpr,

@@ -24,6 +24,7 @@ from ..row.distribution import (
 )
 from ..row.draft import (
     DRAFT_LOGITS,
+    DRAFT_ROWS,
     KEEP,
     ONE_HOT,
     REMOVE,
@@ -74,7 +75,7 @@ from .sequence import (
 )
 
 
-@launch.kernel("target", "draft")
+@launch.kernel("target", *DRAFT_ROWS)
 def tile_statistics(
     target: Target, draft: Draft, call: Call, scratch: Scratch,
     RULE: tl.constexpr, STATS: tl.constexpr, STREAM: tl.constexpr, FILTERS: tl.constexpr,
@@ -221,7 +222,7 @@ def draft_summary(
     return q_x, log_q_x, maximum, log_sum, threshold, mode
 
 
-@launch.kernel("target", "draft")
+@launch.kernel("target", *DRAFT_ROWS)
 def summarize_rows(
     target: Target, draft: Draft, call: Call, scratch: Scratch,
     RULE: tl.constexpr, STATS: tl.constexpr, STREAM: tl.constexpr, FILTERS: tl.constexpr,

@@ -20,7 +20,7 @@ from ...arguments.rules import TRITON_RULES
 from ...arguments.sample import SamplingArguments
 from .. import launch
 from ..row.distribution import GUMBEL, MASSES, MAXIMA, draw_token, log_probability
-from ..row.draft import DRAFT_LOGITS, DRAFT_PROBS, KEEP, ONE_HOT, SAMPLED, SPARSE, Draft
+from ..row.draft import DRAFT_LOGITS, DRAFT_PROBS, DRAFT_ROWS, KEEP, ONE_HOT, SAMPLED, SPARSE, Draft
 from ..row.noise import ACCEPT, RESIDUAL, SHARED, counter_uniform
 from ..row.status import DRAFT_INVALID, EMPTY_RESIDUAL, TARGET_INVALID
 from ..row.tile import flag
@@ -182,7 +182,7 @@ def recovered_or_bonus(
     return token, status
 
 
-@launch.kernel("target", "draft")
+@launch.kernel("target", *DRAFT_ROWS)
 def draw(
     target: Target, draft: Draft, call: Call, scratch: Scratch, out: Outputs,
     RULE: tl.constexpr, STATS: tl.constexpr, STREAM: tl.constexpr, FILTERS: tl.constexpr,

@@ -43,6 +43,10 @@ class Draft(NamedTuple):
     ragged: Any = 0  # 1 if the list is [R-B, D], which has no row for the last target row of each
 
 
+# Of a kernel's argument `draft`, what it is compiled anew for; see `launch.kernel`.
+DRAFT_ROWS = tuple(f"draft_{name}" for name in Draft._fields[: Draft._fields.index("chosen")])
+
+
 class DraftDistribution(NamedTuple):
     """Q of one row."""
 
