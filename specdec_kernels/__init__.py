@@ -26,7 +26,8 @@ from .arguments.weight_blocks import BLOCK_FORMATS
 from .ops.attention import cached_attention
 from .ops.decoder_layer import (
     PackedDecoderLayer,
-    decoder_layer_,
+    PackedDecoderLayers,
+    decoder_layers_,
     norm_qkv_rope,
     output_norm_mlp,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "FreedBlocks",
     "NgramDraft",
     "PackedDecoderLayer",
+    "PackedDecoderLayers",
     "PackedLinear",
     "RankedTree",
     "Rule",
@@ -91,7 +93,7 @@ __all__ = [
     "build_trie",
     "cached_attention",
     "cpu_capability",
-    "decoder_layer_",
+    "decoder_layers_",
     "draft_positions",
     "expand_tree",
     "has_cuda_kernels",

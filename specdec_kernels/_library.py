@@ -46,7 +46,7 @@ OPS = {
     "cached_attention": "forward.attention",
     "norm_qkv_rope": "forward.decoder_layer",
     "output_norm_mlp": "forward.decoder_layer",
-    "decoder_layer_": "forward.decoder_layer",
+    "decoder_layers_": "forward.decoder_layer",
 }
 CACHE_OPS = tuple(op for op, module in OPS.items() if module.startswith("kv."))
 # Ops of forwards on the CPU: they exist for no other device.

@@ -1,10 +1,10 @@
-"""A decoder layer on the CPU for few tokens, and its two halves around attention.
+"""Decoder layers on the CPU for few tokens, and the two halves of one around attention.
 
 The layer is that of Llama, Mistral, Qwen 2 and Qwen 3: RMSNorm, grouped queries, rotary position
 embeddings over whole heads, and a gated feed-forward network with SiLU. One call replaces dozens of
 PyTorch's, which take longer for a few tokens than the arithmetic itself. Between the halves a
-caller writes a cache of its own and attends; `decoder_layer_` does so by `kv_append_` and
-`cached_attention`.
+caller writes a cache of its own and attends; `decoder_layers_` runs whole layers one after another,
+each by the two halves with `kv_append_` and `cached_attention` between them.
 
 Intermediate results are rounded to the dtype where the forwards of Transformers round them. As in
 `packed_linear`, the bits of a token follow from its own numbers and the weights alone.
@@ -13,7 +13,7 @@ Intermediate results are rounded to the dtype where the forwards of Transformers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from .._ops import ops
 from ..arguments import conversion, in_place
 from ..arguments.validation import fake_kernel
-from ..arguments.values import shown
+from ..arguments.values import require_flag, shown
 from .linear import PackedLinear
 
 
@@ -67,7 +67,8 @@ def norm_qkv_rope(
 
     Args:
         x: hidden states [B, n, C] float32, bfloat16 or float16 on the CPU, any strides.
-        norm: [C], of the same dtype as all that follow.
+        norm: [C], of the same dtype as all that follow; or [G, C / G], and each of so many equal
+            parts of x is normalised on its own, as in heads of EAGLE-3.
         qkv: the packed weights [H * D, C], [H_kv * D, C] and [H_kv * D, C].
         cos, sin: [B, n, D], or [1, n, D] for all sequences; D is even.
         epsilon: of the norms, at least 0.
@@ -189,12 +190,11 @@ def _(
 
 @dataclass(frozen=True, eq=False)
 class PackedDecoderLayer:
-    """The weights of a decoder layer, as `decoder_layer_` reads them.
-
-    Types are checked here once; shapes, dtypes and devices in every call.
+    """The weights of a decoder layer, as `PackedDecoderLayers` takes them.
 
     Attributes:
-        norms: [C] before attention, and [C] before the MLP.
+        norms: [C] before attention, and [C] before the MLP. The first may be [G, C], as in
+            `norm_qkv_rope`; C is then G * C in the shapes of `qkv`.
         qkv: the packed weights [H * D, C], [H_kv * D, C] and [H_kv * D, C].
         output: the packed weight [C, H * D].
         mlp: the packed weights of gate and up [I, C] and of down [C, I].
@@ -219,50 +219,101 @@ class PackedDecoderLayer:
     output_bias: Tensor | None = None
     mlp_biases: Sequence[Tensor] = ()
     head_norms: Sequence[Tensor] = ()
-    _weights: tuple[Any, ...] = field(init=False, repr=False)  # as the native op takes them
 
     def __post_init__(self) -> None:
-        norms, qkv_biases, mlp_biases, head_norms = (
+        for name in ("norms", "qkv_biases", "mlp_biases", "head_norms"):
             conversion.require_tensor_list(getattr(self, name), name)
-            for name in ("norms", "qkv_biases", "mlp_biases", "head_norms")
-        )
         for name in ("qkv", "mlp"):
             _require_weights(getattr(self, name), name)
         _require_weight(self.output, "output")
         conversion.require_tensors_or_none(output_bias=self.output_bias)
         for name in ("epsilon", "scale"):
             conversion.require_number(getattr(self, name), name)
-        packed = _unpacked([*self.qkv, self.output, *self.mlp])
-        arguments = norms, *packed, qkv_biases, self.output_bias, mlp_biases, head_norms
-        object.__setattr__(self, "_weights", arguments)
 
 
-def decoder_layer_(
+class PackedDecoderLayers:
+    """The weights of layers that follow one another, as `decoder_layers_` reads them.
+
+    Types are checked here once; shapes, dtypes and devices in every call.
+
+    Args:
+        layers: at least one. They agree on `epsilon`, on `scale`, and on which biases and norms of
+            heads there are.
+
+    Raises:
+        TypeError: no sequence of `PackedDecoderLayer`.
+        ValueError: none, or layers that do not agree.
+    """
+
+    def __init__(self, layers: Sequence[PackedDecoderLayer]) -> None:
+        if not isinstance(layers, Sequence):
+            raise TypeError(f"layers must be a sequence of PackedDecoderLayer, got {shown(layers)}")
+        if not layers:
+            raise ValueError("layers must hold at least one layer, got none")
+        for i, layer in enumerate(layers):
+            if not isinstance(layer, PackedDecoderLayer):
+                raise TypeError(f"layers[{i}] must be a PackedDecoderLayer, got {shown(layer)}")
+            for name in _ALIKE:
+                value, first = (_kind_of(getattr(each, name)) for each in (layer, layers[0]))
+                if value != first:
+                    raise ValueError(
+                        f"layers[{i}].{name} must be like that of layers[0], {first}, got {value}"
+                    )
+        self.layers = tuple(layers)
+        self.epsilon, self.scale = layers[0].epsilon, layers[0].scale
+        weights = [w for each in layers for w in (*each.qkv, each.output, *each.mlp)]
+        lists = {
+            name: [x for each in layers for x in getattr(each, name)]
+            for name in ("norms", "qkv_biases", "mlp_biases", "head_norms")
+        }
+        biases = [each.output_bias for each in layers if each.output_bias is not None]
+        self._weights = (  # as the native op takes them
+            lists["norms"], *_unpacked(weights), lists["qkv_biases"], biases,
+            lists["mlp_biases"], lists["head_norms"],
+        )  # fmt: skip
+
+
+_ALIKE = ("epsilon", "scale", "qkv_biases", "output_bias", "mlp_biases", "head_norms")
+
+
+def _kind_of(value: Any) -> Any:
+    """A number itself, else how many tensors there are."""
+    if isinstance(value, Tensor):
+        return "1 tensor"
+    return value if isinstance(value, int | float) else f"{len(value or ())} tensors"
+
+
+def decoder_layers_(
     x: Tensor,
-    layer: PackedDecoderLayer,
+    layers: PackedDecoderLayers,
     cos: Tensor,
     sin: Tensor,
     caches: Sequence[Tensor],
     positions: Tensor,
     mask: Tensor,
+    *,
+    every_layer: bool = False,
 ) -> Tensor:
-    """Run a decoder layer over the next tokens of every sequence, and write their keys and values.
+    """Run decoder layers over the next tokens of every sequence, and write their keys and values.
 
-    Bit for bit `norm_qkv_rope`, `kv_append_`, `cached_attention` and `output_norm_mlp`. Nothing is
-    written where an argument does not fit.
+    Each layer is bit for bit `norm_qkv_rope`, `kv_append_`, `cached_attention` and
+    `output_norm_mlp`. Nothing is written where an argument does not fit.
 
     Args:
-        x: hidden states [B, n, C] float32, bfloat16 or float16 on the CPU, any strides.
-        layer: its weights, of the same dtype.
+        x: hidden states [B, n, C] float32, bfloat16 or float16 on the CPU, any strides. Where the
+            first norm is [G, C], they are [B, n, G * C], and the last of the G parts is what the
+            first layer adds to.
+        layers: their weights, of the same dtype.
         cos, sin: [B, n, D], or [1, n, D] for all sequences; D is even.
-        caches: keys and values [B, H_kv, T, D] of the same dtype, changed in place as by
-            `kv_append_`.
+        caches: keys and values [B, H_kv, T, D] of the first layer, those of the second, and so on,
+            of the same dtype, changed in place as by `kv_append_`.
         positions: [B] int32 or int64, the slot of the first token of each sequence.
         mask: [B, 1, n, S] bool with S <= T, True where a token sees one of the first S slots, its
             own included.
+        every_layer: whether the results of all layers are returned.
 
     Returns:
-        Hidden states [B, n, C] after the layer.
+        Hidden states [B, n, C] after the last layer, or [L, B, n, C] after each.
 
     Raises:
         RuntimeError: a shape, dtype, device or number does not fit; the message names it.
@@ -273,23 +324,27 @@ def decoder_layer_(
     >>> layer = PackedDecoderLayer([torch.ones(2)] * 2, [one] * 3, one, [one] * 3, 0.0, 1.0)
     >>> caches, angles = [torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2)], torch.ones(1, 1, 2)
     >>> mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-    >>> decoder_layer_(x, layer, angles, angles * 0, caches, torch.tensor([0]), mask)
+    >>> layers = PackedDecoderLayers([layer])
+    >>> decoder_layers_(x, layers, angles, angles * 0, caches, torch.tensor([0]), mask)
     tensor([[[ 3.7311, -2.7311]]])
     >>> caches[1][0, 0, 0]
     tensor([ 1., -1.])
     """
     conversion.require_tensors(x=x, cos=cos, sin=sin, positions=positions, mask=mask)
-    if not isinstance(layer, PackedDecoderLayer):
-        raise TypeError(f"layer must be a PackedDecoderLayer, got {shown(layer)}")
+    if not isinstance(layers, PackedDecoderLayers):
+        raise TypeError(f"layers must be a PackedDecoderLayers, got {shown(layers)}")
+    require_flag(every_layer, "every_layer")
     caches = conversion.require_tensor_list(caches, "caches")
     in_place.check_leaves(caches, "caches")
-    y: Tensor = ops.decoder_layer_.default(
-        x, *layer._weights, cos, sin, caches, positions, mask, layer.scale, layer.epsilon
-    )
+    y: Tensor = ops.decoder_layers_.default(
+        x, *layers._weights, cos, sin, caches, positions, mask, layers.scale, layers.epsilon,
+        every_layer,
+    )  # fmt: skip
     in_place.raise_versions(caches)
     return y
 
 
-@fake_kernel("decoder_layer_")
-def _(x: Tensor, *_arguments: Any) -> Tensor:
-    return x.new_empty(x.shape)
+@fake_kernel("decoder_layers_")
+def _(x: Tensor, norms: Sequence[Tensor], *arguments: Any) -> Tensor:
+    shape = (*x.shape[:2], norms[1].shape[0])
+    return x.new_empty((len(norms) // 2, *shape) if arguments[-1] else shape)

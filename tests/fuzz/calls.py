@@ -471,28 +471,34 @@ def output_norm_mlp(r):
     })  # fmt: skip
 
 
-def decoder_layer_(r):
+def decoder_layers_(r):
     b, n, c, dtype = size(r, 3), size(r, 5), r.choice((1, 2, 7, 33, 64)), r.choice(FLOATS)
     h_kv, d, inner = r.choice((1, 2, 3)), r.choice((2, 4, 10, 34)), r.choice((1, 17, 70))
     h, s = h_kv * r.choice((1, 2, 3)), size(r, r.choice((5, 70)))
-    outputs, angles = [h * d, h_kv * d, h_kv * d], (r.choice((1, b)), n, d)
-    packed = weights(r, [*((k, c) for k in outputs), (c, h * d), (inner, c), (inner, c),
-                         (c, inner)], dtype)  # fmt: skip
-    layer = sk.PackedDecoderLayer(
-        norms=vectors(r, [c, c], dtype), qkv=packed[:3], output=packed[3], mlp=packed[4:],
-        epsilon=r.choice((0.0, 1e-5, 0.5)), scale=r.choice((0.0, 0.3, -2.0)),
-        qkv_biases=vectors(r, outputs, dtype) if r.happens(0.5) else [],
-        output_bias=vectors(r, [c], dtype)[0] if r.happens(0.5) else None,
-        mlp_biases=vectors(r, [inner, inner, c], dtype) if r.happens(0.5) else [],
-        head_norms=vectors(r, [d, d], dtype) if r.happens(0.5) else [],
-    )  # fmt: skip
+    outputs, angles, parts = [h * d, h_kv * d, h_kv * d], (r.choice((1, b)), n, d), r.choice((1, 2))
+    has_biases, has_output_bias, has_norms = (r.happens(0.5) for _ in range(3))
+    epsilon, scale, layers = r.choice((0.0, 1e-5, 0.5)), r.choice((0.0, 0.3, -2.0)), []
+    for i in range(r.choice((1, 1, 2, 3))):
+        width = c * parts if i == 0 else c
+        packed = weights(r, [*((k, width) for k in outputs), (c, h * d), (inner, c), (inner, c),
+                             (c, inner)], dtype)  # fmt: skip
+        norm, other, bias = vectors(r, [width, c, c], dtype)
+        layers.append(sk.PackedDecoderLayer(
+            norms=[norm.reshape(parts, c) if i == 0 and parts > 1 else norm, other],
+            qkv=packed[:3], output=packed[3], mlp=packed[4:], epsilon=epsilon, scale=scale,
+            qkv_biases=vectors(r, outputs, dtype) if has_biases else [],
+            output_bias=bias if has_output_bias else None,
+            mlp_biases=vectors(r, [inner, inner, c], dtype) if has_biases else [],
+            head_norms=vectors(r, [d, d], dtype) if has_norms else [],
+        ))  # fmt: skip
     shape = b, h_kv, s + r.choice((0, 0, 3)), d
-    caches = [not_expanded(hidden_states(r, shape, dtype)) for _ in range(2)]
+    caches = [not_expanded(hidden_states(r, shape, dtype)) for _ in range(2 * len(layers))]
     mask = torch.rand(b, 1, n, s, generator=r.tensors) < r.choice((0.0, 0.5, 1.0))
-    return Call(sk.decoder_layer_, {
-        "x": hidden_states(r, (b, n, c), dtype), "layer": layer,
+    return Call(sk.decoder_layers_, {
+        "x": hidden_states(r, (b, n, c * parts), dtype), "layers": sk.PackedDecoderLayers(layers),
         "cos": hidden_states(r, angles, dtype), "sin": hidden_states(r, angles, dtype),
         "caches": caches, "positions": places(r, b, -n, s + 1), "mask": laid_out(r, mask),
+        "every_layer": r.happens(0.5),
     })  # fmt: skip
 
 

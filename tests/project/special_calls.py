@@ -229,6 +229,8 @@ SPECIAL |= {
         (dict(scale=1e39), "scale must be finite, got 1e+39"),
     ],
     "norm_qkv_rope": [
+        *((dict(norm=norm), "norm must be [C], or [G, C] for G parts of x, with 5 numbers, got "
+           f"{list(norm.shape)}") for norm in (f32(4), f32(1, 1, 5), f32(2, 5))),
         (dict(x=f32(2, 3, 0)), "x must be [B, n, C], got [2, 3, 0]"),
         *((dict(cos=f32(*shape)), "cos must be [B, n, D] = [2, 3, D], or [1, 3, D], with an even "
            f"D, got {shown(shape)}")

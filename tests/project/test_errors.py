@@ -69,7 +69,7 @@ def given_to(where, args):
 
 def test_every_argument_of_an_op_is_declared():
     """But flags, and the sizes of weights, whose rows are in special_calls.py."""
-    for op in set(_library.OPS) - {"decoder_layer_"}:
+    for op in set(_library.OPS) - {"decoder_layers_"}:
         declared = {name for _, rules in CALLS[op] for name in rules}
         arguments = getattr(torch.ops.specdec_kernels, op).default._schema.arguments
         rest = {a.name for a in arguments if str(a.type) != "bool"} - declared
@@ -158,7 +158,7 @@ def wrong_types(name, annotation):
     elif annotation in TYPES:
         must, values = TYPES[annotation]
     else:
-        assert name in ("draft", "draft_map", "tree", "layer"), f"no wrong types for {name}"
+        assert name in ("draft", "draft_map", "tree", "layers"), f"no wrong types for {name}"
         return
     for value in values:
         if value is not None or not optional:
@@ -180,7 +180,7 @@ def test_every_argument_of_a_wrong_type_is_named(op):
 
 SAMPLED = specdec_kernels.SampledDraft(f32(1, 1, 3), f64(1, 1), f32(1, 1), 1.0)
 SPARSE = specdec_kernels.SparseDraft(i64(1, 1, 2), f32(1, 1, 2))
-TREE, LAYER = GOOD["verify_tree"]["tree"], GOOD["decoder_layer_"]["layer"]
+TREE, LAYER = GOOD["verify_tree"]["tree"], GOOD["decoder_layers_"]["layers"].layers[0]
 COLUMNS = specdec_kernels.DraftMap(i64(3).int())
 RECORDS = [  # an argument that is a record
     *((op, name, record) for op in ("verify_chain", "verify_tree")
@@ -221,7 +221,7 @@ FORMS = "draft must be None, a tensor, a SampledDraft or a SparseDraft, got"
         ("verify_chain", "draft_map", i64(3), "draft_map must be a DraftMap or None, got Tensor"),
         ("verify_tree", "draft_map", i64(3), "draft_map must be a DraftMap or None, got Tensor"),
         ("verify_tree", "tree", tuple(TREE), "tree must be a Tree, got tuple"),
-        ("decoder_layer_", "layer", None, "layer must be a PackedDecoderLayer, got None"),
+        ("decoder_layers_", "layers", None, "layers must be a PackedDecoderLayers, got None"),
         ("output_norm_mlp", "output", SQUARE._replace(panels=None),
          "output panels must be a tensor, got None"),
     ],

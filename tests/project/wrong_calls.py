@@ -27,7 +27,15 @@ from project.special_calls import (
 )
 from support.providers import sample, verify, verify_tree
 
-from specdec_kernels import RULES, TREE_RULES, PackedDecoderLayer, Tree, pack_blocks, pack_linear
+from specdec_kernels import (
+    RULES,
+    TREE_RULES,
+    PackedDecoderLayer,
+    PackedDecoderLayers,
+    Tree,
+    pack_blocks,
+    pack_linear,
+)
 from specdec_kernels.arguments.weight_blocks import BLOCK_FORMATS
 
 
@@ -225,7 +233,7 @@ CALLS = {
     ],
     "norm_qkv_rope": [
         (dict(biases=[f32(8), f32(4), f32(4)], head_norms=[f32(4)] * 2),
-         dict(x=("[B, n, C]", ROWS), norm=("[5]", F32), cos=(None, F32),
+         dict(x=("[B, n, C]", ROWS), norm=(None, F32), cos=(None, F32),
               sin=("have the shape of cos, [2, 3, 4]", F32), biases=("[4]", F32),
               head_norms=("[4]", F32), epsilon=EPSILON, qkv=(None, F32))),
     ],
@@ -359,6 +367,7 @@ ONE, THREE, PAIR = i64(1), f32(1, 2, 7), f32(1, 2, 2)
 SLOTS, SQUARE = f32(1, 1, 2, 1), pack_linear(f32(2, 2))
 CUT_ONE, PATH_ONE = dict(lengths=ONE, new_lengths=ONE), dict(base=ONE, path=i64(1, 1))
 BIASES = [f32(2)] * 3
+LAYER = PackedDecoderLayer(BIASES[:2], [SQUARE] * 3, SQUARE, [SQUARE] * 3, 0.5, 1.0)
 GOOD = {
     "sample": dict(logits=f32(1, 7), seeds=ONE, positions=ONE),
     "verify_chain": dict(target=THREE, draft_token_ids=i64(1, 1), seeds=ONE, positions=ONE),
@@ -387,8 +396,8 @@ GOOD = {
                           biases=BIASES, head_norms=BIASES[:2]),
     "output_norm_mlp": dict(attended=PAIR, residual=PAIR, norm=f32(2), output=SQUARE,
                             mlp=[SQUARE] * 3, epsilon=0.5, biases=BIASES),
-    "decoder_layer_": dict(
-        x=PAIR, layer=PackedDecoderLayer(BIASES[:2], [SQUARE] * 3, SQUARE, [SQUARE] * 3, 0.5, 1.0),
+    "decoder_layers_": dict(
+        x=PAIR, layers=PackedDecoderLayers([LAYER]),
         cos=PAIR, sin=PAIR, caches=[f32(1, 1, 4, 2), f32(1, 1, 4, 2)], positions=ONE,
         mask=torch.ones(1, 1, 2, 3, dtype=torch.bool),
     ),

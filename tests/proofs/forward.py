@@ -193,42 +193,56 @@ def output_norm_mlp_case(
     return Case("output_norm_mlp", "-".join([*words, *([layout] * (layout != "dense"))]), build)
 
 
-def decoder_layer_case(
+def decoder_layers_case(
     sizes,
     dtype=f32,
     *,
+    layers=1,
+    parts=1,
     biases=False,
     head_norms=False,
     mask="ragged",
     hidden_slots=3,
     layout="dense",
+    every=False,
 ) -> Case:
-    """A case of `decoder_layer_` of sizes (B, n, C, H, H_kv, D, I, S).
+    """A case of `decoder_layers_` of sizes (B, n, C, H, H_kv, D, I, S).
 
     The caches have `hidden_slots` more slots than the mask. Some of the tokens of a batch are left
-    padding, and some lie beyond the cache.
+    padding, and some lie beyond the cache. The first layer reads C numbers in `parts`.
     """
     b, n, c, h, h_kv, d, inner, s = sizes
 
     def build(g: Generator) -> Args:
-        x, cos, sin = (torch.randn(b, n, k, generator=g).to(dtype) for k in (c, d, d))
-        outputs = [h * d, h_kv * d, h_kv * d]
-        wide = [(k, c) for k in outputs] + [(c, h * d), (inner, c), (inner, c), (c, inner)]
-        norm, other, bias, *mlp = vectors([c, c, c, inner, inner, c], g, dtype)
-        shape = b, h_kv, s + hidden_slots, d
-        caches = [spread(torch.randn(shape, generator=g).to(dtype), layout) for _ in range(2)]
+        x, cos, sin = (torch.randn(b, n, k, generator=g).to(dtype) for k in (c * parts, d, d))
+        norms, qkv_biases, output_biases, mlp_biases, of_heads, caches = ([] for _ in range(6))
+        wide: list[tuple[int, int]] = []
+        for i in range(layers):
+            # Layers may have different numbers of heads.
+            groups, width = h_kv + i % 2, c * (parts if i == 0 else 1)
+            outputs = [h // h_kv * groups * d, groups * d, groups * d]
+            wide += [(k, width) for k in outputs]
+            wide += [(c, outputs[0]), (inner, c), (inner, c), (c, inner)]
+            norm, other, bias, *mlp = vectors([width, c, c, inner, inner, c], g, dtype)
+            norms += [norm.view(parts, c) if parts > 1 and i == 0 else norm, other]
+            output_biases += [bias] if biases else []
+            mlp_biases += mlp if biases else []
+            qkv_biases += vectors(outputs, g, dtype) if biases else []
+            of_heads += vectors([d, d], g, dtype) if head_norms else []
+            shape = b, groups, s + hidden_slots, d
+            caches += [spread(torch.randn(shape, generator=g).to(dtype), layout) for _ in "kv"]
         return (
-            *(spread(x, layout), [norm, other], *weights(wide, g, dtype)),
-            *(vectors(outputs, g, dtype) if biases else [], bias if biases else None),
-            *(mlp if biases else [], vectors([d, d], g, dtype) if head_norms else []),
+            *(spread(x, layout), norms, *weights(wide, g, dtype)),
+            *(qkv_biases, output_biases, mlp_biases, of_heads),
             *(spread(cos, layout), spread(sin, layout), caches),
             torch.randint(-n + 1, s + 1, (b,), generator=g),
-            visible_slots(mask, b, n, s, g), 0.3, 1e-5,
+            visible_slots(mask, b, n, s, g), 0.3, 1e-5, every,
         )  # fmt: skip
 
     words = [f"{x}{y}" for x, y in zip("BnCHKDIS", sizes, strict=True)]
     words += [SHORT[dtype], *(["biases"] * biases), *(["norms"] * head_norms), mask, layout]
-    return Case("decoder_layer_", "-".join(words), build)
+    words += [f"L{layers}"] * (layers > 1) + [f"G{parts}"] * (parts > 1) + ["every"] * every
+    return Case("decoder_layers_", "-".join(words), build)
 
 
 CASES: tuple[Case, ...] = (
@@ -286,32 +300,44 @@ CASES: tuple[Case, ...] = (
     output_norm_mlp_case((2, 2, 6, 7, 17), bf16, layout="sliced"),
     output_norm_mlp_case((1, 4, 64, 96, 131), f16, biases=True),
     output_norm_mlp_case((2, 3, 3, 1, 17), f16, epsilon=0.0), output_norm_mlp_case((0, 3, 7, 2, 4)),
-    output_norm_mlp_case((2, 0, 7, 2, 4), bf16), decoder_layer_case((1, 1, 7, 2, 1, 4, 5, 6)),
-    decoder_layer_case((2, 3, 33, 4, 2, 6, 17, 9), biases=True, head_norms=True, layout="sliced"),
-    decoder_layer_case((3, 5, 24, 3, 1, 16, 40, 33), mask="random", hidden_slots=0),
-    decoder_layer_case((2, 2, 33, 2, 2, 10, 17, 70), bf16, biases=True, mask="window"),
-    decoder_layer_case((1, 4, 64, 4, 2, 16, 70, 20), f16, head_norms=True),
-    decoder_layer_case((0, 2, 7, 2, 1, 4, 5, 6)),
-    decoder_layer_case((2, 0, 7, 2, 1, 4, 5, 6), bf16),
+    output_norm_mlp_case((2, 0, 7, 2, 4), bf16), decoder_layers_case((1, 1, 7, 2, 1, 4, 5, 6)),
+    decoder_layers_case((2, 3, 33, 4, 2, 6, 17, 9), biases=True, head_norms=True, layout="sliced"),
+    decoder_layers_case((3, 5, 24, 3, 1, 16, 40, 33), mask="random", hidden_slots=0),
+    decoder_layers_case((2, 2, 33, 2, 2, 10, 17, 70), bf16, biases=True, mask="window"),
+    decoder_layers_case((1, 4, 64, 4, 2, 16, 70, 20), f16, head_norms=True),
+    decoder_layers_case((0, 2, 7, 2, 1, 4, 5, 6)),
+    decoder_layers_case((2, 0, 7, 2, 1, 4, 5, 6), bf16),
+    decoder_layers_case((2, 3, 24, 4, 2, 6, 17, 9), layers=3, biases=True, head_norms=True),
+    decoder_layers_case((1, 4, 33, 2, 2, 10, 17, 20), bf16, layers=2, parts=2, every=True),
+    decoder_layers_case((2, 2, 24, 2, 1, 4, 5, 6), parts=3, head_norms=True, layout="sliced"),
+    decoder_layers_case((0, 2, 7, 2, 1, 4, 5, 6), layers=2, every=True),
 )  # fmt: skip
 
 
-def layer_by_ops(
-    x, norms, weights, in_features, out_features, qkv_biases, output_bias, mlp_biases, head_norms,
-    cos, sin, caches, positions, mask, scale, epsilon,
+def layers_by_ops(
+    x, norms, weights, in_features, out_features, qkv_biases, output_biases, mlp_biases,
+    head_norms, cos, sin, caches, positions, mask, scale, epsilon, every,
 ):  # fmt: skip
-    """A decoder layer by the four ops that `decoder_layer_` consists of; the caches are written."""
-    query, *entries = (
-        y.transpose(1, 2)
-        for y in torch.ops.specdec_kernels.norm_qkv_rope(
-            x, norms[0], weights[:3], in_features[:3], out_features[:3], cos, sin, qkv_biases,
-            head_norms, epsilon,
-        )
-    )  # fmt: skip
-    torch.ops.specdec_kernels.kv_append_(caches, entries, positions)
-    visible = [cache[:, :, : mask.shape[3]] for cache in caches]
-    attended = torch.ops.specdec_kernels.cached_attention(query, *visible, mask, scale, None)
-    return torch.ops.specdec_kernels.output_norm_mlp(
-        attended.flatten(2), x, norms[1], weights[3], weights[4:], in_features[3:],
-        out_features[3:], output_bias, mlp_biases, epsilon,
-    )  # fmt: skip
+    """The four ops that each layer of `decoder_layers_` consists of; the caches are written."""
+    results = []
+    for i in range(len(norms) // 2):
+        panels, ins, outs = (v[7 * i : 7 * i + 7] for v in (weights, in_features, out_features))
+        query, *entries = (
+            y.transpose(1, 2)
+            for y in torch.ops.specdec_kernels.norm_qkv_rope(
+                x, norms[2 * i], panels[:3], ins[:3], outs[:3], cos, sin,
+                qkv_biases[3 * i : 3 * i + 3], head_norms[2 * i : 2 * i + 2], epsilon,
+            )
+        )  # fmt: skip
+        own = caches[2 * i : 2 * i + 2]
+        torch.ops.specdec_kernels.kv_append_(own, entries, positions)
+        visible = [cache[:, :, : mask.shape[3]] for cache in own]
+        attended = torch.ops.specdec_kernels.cached_attention(query, *visible, mask, scale, None)
+        norm = norms[2 * i + 1]
+        x = torch.ops.specdec_kernels.output_norm_mlp(
+            attended.flatten(2), x[..., x.shape[2] - len(norm) :], norm, panels[3], panels[4:],
+            ins[3:], outs[3:], output_biases[i] if output_biases else None,
+            mlp_biases[3 * i : 3 * i + 3], epsilon,
+        )  # fmt: skip
+        results.append(x)
+    return torch.stack(results) if every else x

@@ -60,9 +60,15 @@ class Rows {
       for (int64_t row = begin; row < end; ++row) f(row);
     });
   }
-  void normalise(const void* x, const void* weight, void* y, int64_t size, float epsilon) const {
-    each(size, [&](int64_t row) {
-      kernels_.normalise[type_](at(x, row * size), weight, at(y, row * size), size, epsilon);
+  // Each of the parts of a row on its own.
+  void normalise(const void* x, const void* weight, void* y, int64_t numbers, float epsilon,
+                 int64_t parts = 1) const {
+    const int64_t size = numbers / parts;
+    each(numbers, [&](int64_t row) {
+      for (int64_t k = 0; k < numbers; k += size) {
+        const int64_t i = row * numbers + k;
+        kernels_.normalise[type_](at(x, i), at(weight, k), at(y, i), size, epsilon);
+      }
     });
   }
   void rotate(void* x, int64_t heads, int64_t size, const NormQkvRopeParams& p) const {
@@ -110,7 +116,7 @@ void norm_qkv_rope(const NormQkvRopeParams& p, const Parallel& threads) {
   const Parallel parallel = worth_threads(threads, p.dtype, p.rows, outputs * p.hidden);
   const Rows rows(p.dtype, p.rows, threads);
   const auto normed = rows.scratch(p.hidden);
-  rows.normalise(p.x, p.norm, normed.get(), p.hidden, p.epsilon);
+  rows.normalise(p.x, p.norm, normed.get(), p.hidden, p.epsilon, p.parts);
 
   const LinearInput input(normed.get(), p.dtype, p.rows, p.hidden, parallel);
   for (const PackedWeight& weight : p.qkv) shares += input.shares(weight.out_features);

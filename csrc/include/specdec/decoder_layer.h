@@ -7,14 +7,14 @@ namespace specdec {
 
 // RMSNorm, the projections to queries, keys and values, and rotary position embeddings.
 struct NormQkvRopeParams {
-  const void* x;              // [rows, hidden]
+  const void* x;              // [rows, hidden], in parts that are normalised each on its own
   const void* norm;           // [hidden]
   PackedWeight qkv[3];        // hidden to [heads * head_size]
   const void* head_norms[2];  // [head_size] of queries and of keys, may be null
   const void *cos, *sin;      // [rows, head_size] or, for all sequences, [row_period, head_size]
   void* outputs[3];           // [rows, heads * head_size]
   DType dtype;                // of all
-  int64_t rows, hidden, head_size, row_period;
+  int64_t rows, hidden, parts, head_size, row_period;
   float epsilon;
 };
 

@@ -1,5 +1,6 @@
 #include "specdec/decoder_layer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -73,7 +74,10 @@ void check_norm_qkv_rope(const Tensor& x, const Tensor& norm, const std::vector<
                          const std::vector<Tensor>& head_norms, double epsilon) {
   check_hidden("x", x);
   const int64_t batch = x.size(0), tokens = x.size(1), hidden = x.size(2);
-  check_vector("norm", norm, hidden, x.scalar_type(), x, "x");
+  SPECDEC_CHECK(norm.numel() == hidden && (norm.dim() == 1 || norm.dim() == 2),
+                "norm must be [C], or [G, C] for G parts of x, with ", hidden, " numbers, got ",
+                shape_of(norm));
+  check_like("norm", norm, x, "x");
   SPECDEC_CHECK(cos.dim() == 3 && (cos.size(0) == batch || cos.size(0) == 1) &&
                     cos.size(1) == tokens && cos.size(2) >= 2 && cos.size(2) % 2 == 0,
                 "cos must be [B, n, D] = [", batch, ", ", tokens, ", D], or [1, ", tokens,
@@ -107,27 +111,28 @@ void check_norm_qkv_rope(const Tensor& x, const Tensor& norm, const std::vector<
   check_epsilon(epsilon);
 }
 
-// The arguments have been checked; outputs are queries, keys and values [B, n, H, D].
-void run_norm_qkv_rope(Tensor x, Tensor norm, const std::vector<Tensor>& qkv,
+// The arguments have been checked. x is [B, n, K] without gaps; outputs are queries, keys and
+// values [B, n, H, D].
+void run_norm_qkv_rope(const void* x, int64_t rows, Tensor norm, const std::vector<Tensor>& qkv,
                        const std::vector<int64_t>& out_features, Tensor cos, Tensor sin,
                        std::vector<Tensor> biases, std::vector<Tensor> head_norms, double epsilon,
                        void* const* outputs) {
-  x = dense(x);
   norm = dense(norm);
   cos = dense(cos);
   sin = dense(sin);
   biases = all_dense(biases);
   head_norms = all_dense(head_norms);
   NormQkvRopeParams p = {};
-  p.x = x.const_data_ptr();
+  p.x = x;
   p.norm = norm.const_data_ptr();
   p.cos = cos.const_data_ptr();
   p.sin = sin.const_data_ptr();
-  p.dtype = row_dtype(x);
-  p.rows = x.size(0) * x.size(1);
-  p.hidden = x.size(2);
+  p.dtype = row_dtype(norm);
+  p.rows = rows;
+  p.hidden = norm.numel();
+  p.parts = norm.dim() == 1 ? 1 : norm.size(0);
   p.head_size = cos.size(2);
-  p.row_period = cos.size(0) * x.size(1);
+  p.row_period = cos.size(0) * cos.size(1);
   p.epsilon = static_cast<float>(epsilon);
   for (size_t i = 0; i < 3; ++i) {
     p.qkv[i] = weight_of(qkv[i], item_of(biases, i), out_features[i]);
@@ -152,16 +157,19 @@ std::tuple<Tensor, Tensor, Tensor> norm_qkv_rope(Tensor x, Tensor norm, std::vec
         torch::stable::new_empty(x, {x.size(0), x.size(1), out_features[i] / size, size}));
     data[i] = outputs[i].mutable_data_ptr();
   }
-  run_norm_qkv_rope(x, norm, qkv, out_features, cos, sin, biases, head_norms, epsilon, data);
+  x = dense(x);
+  run_norm_qkv_rope(x.const_data_ptr(), x.size(0) * x.size(1), norm, qkv, out_features, cos, sin,
+                    biases, head_norms, epsilon, data);
   return {outputs[0], outputs[1], outputs[2]};
 }
 
 // What follows attention, whose output has `heads` numbers for each token.
-void check_mlp(const Tensor& residual, int64_t heads, const Tensor& norm, const Tensor& output,
-               const std::vector<Tensor>& mlp, const std::vector<int64_t>& in_features,
-               const std::vector<int64_t>& out_features, const std::optional<Tensor>& output_bias,
-               const std::vector<Tensor>& biases, double epsilon) {
-  const int64_t batch = residual.size(0), tokens = residual.size(1), hidden = residual.size(2);
+void check_mlp(const Tensor& residual, int64_t hidden, int64_t heads, const Tensor& norm,
+               const Tensor& output, const std::vector<Tensor>& mlp,
+               const std::vector<int64_t>& in_features, const std::vector<int64_t>& out_features,
+               const std::optional<Tensor>& output_bias, const std::vector<Tensor>& biases,
+               double epsilon) {
+  const int64_t batch = residual.size(0), tokens = residual.size(1);
   check_vector("norm", norm, hidden, residual.scalar_type(), residual, "residual");
   SPECDEC_CHECK(mlp.size() == 3 && in_features.size() == 4 && out_features.size() == 4,
                 "mlp must be 3 packed weights, got ", mlp.size());
@@ -206,38 +214,36 @@ void check_output_norm_mlp(const Tensor& attended, const Tensor& residual, const
                 "attended must be [B, n, A] = [", batch, ", ", tokens, ", A], got ",
                 shape_of(attended));
   check_like("attended", attended, residual, "residual");
-  check_mlp(residual, attended.size(2), norm, output, mlp, in_features, out_features, output_bias,
-            biases, epsilon);
+  check_mlp(residual, residual.size(2), attended.size(2), norm, output, mlp, in_features,
+            out_features, output_bias, biases, epsilon);
 }
 
-// The arguments have been checked; attended is [B, n, A] without gaps.
-Tensor run_output_norm_mlp(const void* attended, int64_t attended_size, Tensor residual,
-                           Tensor norm, const Tensor& output, const std::vector<Tensor>& mlp,
-                           const std::vector<int64_t>& out_features,
-                           std::optional<Tensor> output_bias, std::vector<Tensor> biases,
-                           double epsilon) {
-  const int64_t batch = residual.size(0), tokens = residual.size(1), hidden = residual.size(2);
-  Tensor y = torch::stable::new_empty(residual, {batch, tokens, hidden});
-  residual = dense(residual);
+// The arguments have been checked. attended is [B, n, A], residual and y are [B, n, C], all without
+// gaps; y may be the residual.
+void run_output_norm_mlp(const void* attended, int64_t attended_size, const void* residual,
+                         int64_t rows, Tensor norm, const Tensor& output,
+                         const std::vector<Tensor>& mlp, const std::vector<int64_t>& out_features,
+                         std::optional<Tensor> output_bias, std::vector<Tensor> biases,
+                         double epsilon, void* y) {
+  const int64_t hidden = norm.numel();
   norm = dense(norm);
   if (output_bias) output_bias = dense(*output_bias);
   biases = all_dense(biases);
   OutputNormMlpParams p = {};
   p.attended = attended;
-  p.residual = residual.const_data_ptr();
+  p.residual = residual;
   p.norm = norm.const_data_ptr();
   p.output = weight_of(output, output_bias ? &*output_bias : nullptr, hidden);
   p.gate = weight_of(mlp[0], item_of(biases, 0), out_features[1]);
   p.up = weight_of(mlp[1], item_of(biases, 1), out_features[2]);
   p.down = weight_of(mlp[2], item_of(biases, 2), hidden);
-  p.y = y.mutable_data_ptr();
-  p.dtype = row_dtype(residual);
-  p.rows = batch * tokens;
+  p.y = y;
+  p.dtype = row_dtype(norm);
+  p.rows = rows;
   p.attended_size = attended_size;
   p.hidden = hidden;
   p.epsilon = static_cast<float>(epsilon);
   cpu::output_norm_mlp(p, torch_parallel());
-  return y;
 }
 
 Tensor output_norm_mlp(Tensor attended, Tensor residual, Tensor norm, Tensor output,
@@ -246,9 +252,13 @@ Tensor output_norm_mlp(Tensor attended, Tensor residual, Tensor norm, Tensor out
                        std::vector<Tensor> biases, double epsilon) {
   check_output_norm_mlp(attended, residual, norm, output, mlp, in_features, out_features,
                         output_bias, biases, epsilon);
+  Tensor y = torch::stable::new_empty(residual, {residual.size(0), residual.size(1), norm.size(0)});
   attended = dense(attended);
-  return run_output_norm_mlp(attended.const_data_ptr(), attended.size(2), residual, norm, output,
-                             mlp, out_features, output_bias, biases, epsilon);
+  residual = dense(residual);
+  run_output_norm_mlp(attended.const_data_ptr(), attended.size(2), residual.const_data_ptr(),
+                      residual.size(0) * residual.size(1), norm, output, mlp, out_features,
+                      output_bias, biases, epsilon, y.mutable_data_ptr());
+  return y;
 }
 
 template <class T>
@@ -256,49 +266,111 @@ std::vector<T> slice(const std::vector<T>& list, size_t begin, size_t end) {
   return {list.begin() + begin, list.begin() + end};
 }
 
-// Says of a message in which part of a layer its argument is.
+// The i-th of equal parts of a list, which may be empty.
+template <class T>
+std::vector<T> part(const std::vector<T>& list, size_t i, size_t size) {
+  return list.empty() ? list : slice(list, i * size, (i + 1) * size);
+}
+
+// The weights of one of several layers; those of qkv, of the output projection and of the MLP.
+struct Layer {
+  std::vector<Tensor> norms, weights;
+  std::vector<int64_t> in_features, out_features;
+  std::vector<Tensor> qkv_biases, mlp_biases, head_norms;
+  std::optional<Tensor> output_bias;
+
+  int64_t hidden() const { return norms[1].numel(); }
+};
+
+struct Layers {
+  const std::vector<Tensor>&norms, &weights;
+  const std::vector<int64_t>&in_features, &out_features;
+  const std::vector<Tensor>&qkv_biases, &output_biases, &mlp_biases, &head_norms;
+
+  size_t count() const { return norms.size() / 2; }
+
+  Layer at(size_t i) const {
+    Layer layer = {part(norms, i, 2),       part(weights, i, 7),
+                   part(in_features, i, 7), part(out_features, i, 7),
+                   part(qkv_biases, i, 3),  part(mlp_biases, i, 3),
+                   part(head_norms, i, 2),  std::nullopt};
+    if (!output_biases.empty()) layer.output_bias = output_biases[i];
+    return layer;
+  }
+
+  void check_numbers() const {
+    const size_t n = count();
+    SPECDEC_CHECK(n >= 1 && norms.size() == 2 * n, "norms must be 2 tensors a layer, got ",
+                  norms.size());
+    SPECDEC_CHECK(
+        weights.size() == 7 * n && in_features.size() == 7 * n && out_features.size() == 7 * n,
+        "qkv, output and mlp must be ", 7 * n, " packed weights, 7 a layer, got ", weights.size());
+    check_number("qkv_biases", qkv_biases, 3 * n);
+    check_number("output_biases", output_biases, n);
+    check_number("mlp_biases", mlp_biases, 3 * n);
+    check_number("head_norms", head_norms, 2 * n);
+  }
+};
+
+// Says of a message in which part of which layer its argument is.
 template <class F>
-void in_part(const char* part, F&& check) {
+void in_part(size_t layer, const char* part, F&& check) {
   try {
     check();
   } catch (const std::runtime_error& error) {
-    fail(part, ": ", error.what());
+    fail("layer ", layer, ", ", part, " attention: ", error.what());
   }
 }
 
 // All is checked before a cache is written.
-Extents check_decoder_layer(
+Extents check_decoder_layers(
     const Tensor& x, const std::vector<Tensor>& norms, const std::vector<Tensor>& weights,
     const std::vector<int64_t>& in_features, const std::vector<int64_t>& out_features,
-    const std::vector<Tensor>& qkv_biases, const std::optional<Tensor>& output_bias,
+    const std::vector<Tensor>& qkv_biases, const std::vector<Tensor>& output_biases,
     const std::vector<Tensor>& mlp_biases, const std::vector<Tensor>& head_norms, const Tensor& cos,
     const Tensor& sin, const std::vector<Tensor>& caches, const Tensor& positions,
-    const Tensor& mask, double scale, double epsilon) {
-  SPECDEC_CHECK(norms.size() == 2, "norms must be 2 tensors, got ", norms.size());
-  SPECDEC_CHECK(weights.size() == 7 && in_features.size() == 7 && out_features.size() == 7,
-                "qkv, output and mlp must be 7 packed weights, got ", weights.size());
-  SPECDEC_CHECK(caches.size() == 2, "caches must be 2 tensors, of keys and of values, got ",
-                caches.size());
-  in_part("before attention", [&] {
-    check_norm_qkv_rope(x, norms[0], slice(weights, 0, 3), slice(in_features, 0, 3),
-                        slice(out_features, 0, 3), cos, sin, qkv_biases, head_norms, epsilon);
-  });
+    const Tensor& mask, double scale, double epsilon, bool) {
+  const Layers layers = {norms,      weights,       in_features, out_features,
+                         qkv_biases, output_biases, mlp_biases,  head_norms};
+  layers.check_numbers();
+  const size_t count = layers.count();
+  SPECDEC_CHECK(caches.size() == 2 * count, "caches must be ", 2 * count,
+                " tensors, the keys and the values of each layer, got ", caches.size());
+  std::vector<int64_t> kv_heads;
+  Tensor input = x;
+  for (size_t i = 0; i < count; ++i) {
+    const Layer layer = layers.at(i);
+    in_part(i, "before", [&] {
+      check_norm_qkv_rope(input, layer.norms[0], slice(layer.weights, 0, 3),
+                          slice(layer.in_features, 0, 3), slice(layer.out_features, 0, 3), cos, sin,
+                          layer.qkv_biases, layer.head_norms, epsilon);
+    });
+    const int64_t heads = layer.out_features[0] / cos.size(2);
+    kv_heads.push_back(layer.out_features[1] / cos.size(2));
+    in_part(i, "before", [&] {
+      SPECDEC_CHECK(heads % kv_heads[i] == 0, "qkv[1] must have a number of heads that divides ",
+                    heads, ", that of qkv[0], got ", kv_heads[i]);
+    });
+    // Of several parts of x the last is the residual.
+    const Tensor& norm = layer.norms[0];
+    const int64_t hidden = norm.size(norm.dim() - 1);
+    in_part(i, "after", [&] {
+      check_mlp(x, hidden, layer.out_features[0], layer.norms[1], layer.weights[3],
+                slice(layer.weights, 4, 7), slice(layer.in_features, 3, 7),
+                slice(layer.out_features, 3, 7), layer.output_bias, layer.mlp_biases, epsilon);
+    });
+    if (i == 0) input = torch::stable::narrow(input, 2, 0, hidden);
+  }
   const int64_t batch = x.size(0), tokens = x.size(1), size = cos.size(2);
-  const int64_t heads = out_features[0] / size, kv_heads = out_features[1] / size;
-  SPECDEC_CHECK(heads % kv_heads == 0, "qkv[1] must have a number of heads that divides ", heads,
-                ", that of qkv[0], got ", kv_heads);
-  in_part("after attention", [&] {
-    check_mlp(x, heads * size, norms[1], weights[3], slice(weights, 4, 7), slice(in_features, 3, 7),
-              slice(out_features, 3, 7), output_bias, mlp_biases, epsilon);
-  });
   check_integers("positions", positions, batch, x, "x");
   check_caches("caches", caches, positions, "x");
   const int64_t slots = caches[0].size(2);
-  for (size_t i = 0; i < 2; ++i) {
+  for (size_t i = 0; i < caches.size(); ++i) {
     const Tensor& cache = caches[i];
-    SPECDEC_CHECK(cache.size(1) == kv_heads && cache.size(2) == slots && cache.size(3) == size,
-                  item("caches", i), " must be [B, H_kv, S, D] = [", batch, ", ", kv_heads, ", ",
-                  slots, ", ", size, "], got ", shape_of(cache));
+    SPECDEC_CHECK(
+        cache.size(1) == kv_heads[i / 2] && cache.size(2) == slots && cache.size(3) == size,
+        item("caches", i), " must be [B, H_kv, S, D] = [", batch, ", ", kv_heads[i / 2], ", ",
+        slots, ", ", size, "], got ", shape_of(cache));
     check_like(item("caches", i).c_str(), cache, x, "x");
   }
   SPECDEC_CHECK(slots < int64_t{1} << 31, "caches[0] must have less than 2147483648 slots, got ",
@@ -326,62 +398,109 @@ KvTensor appended(const Tensor& cache, const char* entries, int64_t tokens) {
 
 AttentionStrides cache_strides(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
-Tensor decoder_layer_(Tensor x, std::vector<Tensor> norms, std::vector<Tensor> weights,
-                      std::vector<int64_t> in_features, std::vector<int64_t> out_features,
-                      std::vector<Tensor> qkv_biases, std::optional<Tensor> output_bias,
-                      std::vector<Tensor> mlp_biases, std::vector<Tensor> head_norms, Tensor cos,
-                      Tensor sin, std::vector<Tensor> caches, Tensor positions, Tensor mask,
-                      double scale, double epsilon) {
-  const Extents written = check_decoder_layer(x, norms, weights, in_features, out_features,
-                                              qkv_biases, output_bias, mlp_biases, head_norms, cos,
-                                              sin, caches, positions, mask, scale, epsilon);
-  const std::vector<Tensor> read_later = read_first({x, mask, norms[1], positions}, written);
-  const int64_t batch = x.size(0), tokens = x.size(1), size = cos.size(2);
-  const int64_t bytes = static_cast<int64_t>(x.element_size()), rows = batch * tokens;
-  const int64_t wide = out_features[0], narrow = out_features[1];  // of a token's queries and keys
+// What every layer of a call reads.
+struct LayerInputs {
+  Tensor cos, sin, positions, mask;
+  int64_t batch, tokens;
+  double scale, epsilon;
+};
+
+// Writes the keys and values of a layer and its output y [B, n, C]. Its input x is [B, n, K], the
+// residual [B, n, C], both without gaps; y may be either.
+void run_layer(const Layer& layer, const LayerInputs& in, const Tensor& keys, const Tensor& values,
+               const void* x, const void* residual, char* scratch, void* y) {
+  const int64_t rows = in.batch * in.tokens, size = in.cos.size(2), bytes = keys.element_size();
+  const int64_t wide = layer.out_features[0], narrow = layer.out_features[1];
 
   // Queries, keys, values and what attention makes of them, [B, n, H, D] each.
-  const std::unique_ptr<char[]> scratch(new char[2 * rows * (wide + narrow) * bytes]);
-  char* const query = scratch.get();
+  char* const query = scratch;
   char* const key = query + rows * wide * bytes;
   char* const value = key + rows * narrow * bytes;
   char* const attended = value + rows * narrow * bytes;
   void* const outputs[] = {query, key, value};
-  run_norm_qkv_rope(x, norms[0], weights, out_features, cos, sin, qkv_biases, head_norms, epsilon,
-                    outputs);
+  run_norm_qkv_rope(x, rows, layer.norms[0], layer.weights, layer.out_features, in.cos, in.sin,
+                    layer.qkv_biases, layer.head_norms, in.epsilon, outputs);
 
-  if (rows > 0 && caches[0].size(2) > 0) {
-    const KvTensor entries[] = {appended(caches[0], key, tokens),
-                                appended(caches[1], value, tokens)};
-    cpu::kv_append({entries, 2, batch, kv_vector<const void>(read_later[3])}, torch_parallel());
+  if (rows > 0 && keys.size(2) > 0) {
+    const KvTensor entries[] = {appended(keys, key, in.tokens), appended(values, value, in.tokens)};
+    cpu::kv_append({entries, 2, in.batch, kv_vector<const void>(in.positions)}, torch_parallel());
   }
 
-  Tensor visible = read_later[1];
-  if (visible.stride(3) != 1) visible = contiguous(visible);
   CachedAttentionParams p = {};
   p.query = query;
-  p.keys = caches[0].const_data_ptr();
-  p.values = caches[1].const_data_ptr();
-  p.mask = static_cast<const uint8_t*>(visible.const_data_ptr());
+  p.keys = keys.const_data_ptr();
+  p.values = values.const_data_ptr();
+  p.mask = static_cast<const uint8_t*>(in.mask.const_data_ptr());
   p.out = attended;
-  p.dtype = row_dtype(x);
-  p.batch = batch;
+  p.dtype = row_dtype(keys);
+  p.batch = in.batch;
   p.heads = wide / size;
   p.kv_heads = narrow / size;
-  p.queries = tokens;
-  p.slots = visible.size(3);
+  p.queries = in.tokens;
+  p.slots = in.mask.size(3);
   p.size = p.value_size = size;
-  p.query_strides = {tokens * wide, size, wide};
-  p.key_strides = cache_strides(caches[0]);
-  p.value_strides = cache_strides(caches[1]);
-  p.mask_stride_sequence = visible.stride(0);
-  p.mask_stride_query = visible.stride(2);
-  p.scale = static_cast<float>(scale);
+  p.query_strides = {in.tokens * wide, size, wide};
+  p.key_strides = cache_strides(keys);
+  p.value_strides = cache_strides(values);
+  p.mask_stride_sequence = in.mask.stride(0);
+  p.mask_stride_query = in.mask.stride(2);
+  p.scale = static_cast<float>(in.scale);
   cpu::cached_attention(p, torch_parallel());
 
-  return run_output_norm_mlp(attended, wide, read_later[0], read_later[2], weights[3],
-                             slice(weights, 4, 7), slice(out_features, 3, 7), output_bias,
-                             mlp_biases, epsilon);
+  run_output_norm_mlp(attended, wide, residual, rows, layer.norms[1], layer.weights[3],
+                      slice(layer.weights, 4, 7), slice(layer.out_features, 3, 7),
+                      layer.output_bias, layer.mlp_biases, in.epsilon, y);
+}
+
+Tensor decoder_layers_(Tensor x, std::vector<Tensor> norms, std::vector<Tensor> weights,
+                       std::vector<int64_t> in_features, std::vector<int64_t> out_features,
+                       std::vector<Tensor> qkv_biases, std::vector<Tensor> output_biases,
+                       std::vector<Tensor> mlp_biases, std::vector<Tensor> head_norms, Tensor cos,
+                       Tensor sin, std::vector<Tensor> caches, Tensor positions, Tensor mask,
+                       double scale, double epsilon, bool every_layer) {
+  const Extents written = check_decoder_layers(
+      x, norms, weights, in_features, out_features, qkv_biases, output_biases, mlp_biases,
+      head_norms, cos, sin, caches, positions, mask, scale, epsilon, every_layer);
+  for (std::vector<Tensor>* const read :
+       {&norms, &weights, &qkv_biases, &output_biases, &mlp_biases, &head_norms}) {
+    *read = read_first(*read, written);
+  }
+  const std::vector<Tensor> read_later = read_first({x, cos, sin, positions, mask}, written);
+  const Layers layers = {norms,      weights,       in_features, out_features,
+                         qkv_biases, output_biases, mlp_biases,  head_norms};
+  LayerInputs in = {dense(read_later[1]),
+                    dense(read_later[2]),
+                    read_later[3],
+                    read_later[4],
+                    x.size(0),
+                    x.size(1),
+                    scale,
+                    epsilon};
+  if (in.mask.stride(3) != 1) in.mask = contiguous(in.mask);
+
+  int64_t widest = 0;
+  for (size_t i = 0; i < layers.count(); ++i) {
+    widest = std::max(widest, out_features[7 * i] + out_features[7 * i + 1]);
+  }
+  const int64_t rows = in.batch * in.tokens, bytes = static_cast<int64_t>(x.element_size());
+  const std::unique_ptr<char[]> scratch(new char[2 * rows * widest * bytes]);
+
+  const int64_t count = static_cast<int64_t>(layers.count()), hidden = norms[1].numel();
+  std::vector<int64_t> shape = {in.batch, in.tokens, hidden};
+  if (every_layer) shape.insert(shape.begin(), count);
+  Tensor y = torch::stable::new_empty(x, shape);
+  char* out = static_cast<char*>(y.mutable_data_ptr());
+
+  x = dense(read_later[0]);
+  const Tensor first = dense(torch::stable::narrow(x, 2, x.size(2) - hidden, hidden));
+  const void *input = x.const_data_ptr(), *residual = first.const_data_ptr();
+  for (int64_t i = 0; i < count; ++i) {
+    run_layer(layers.at(i), in, caches[2 * i], caches[2 * i + 1], input, residual, scratch.get(),
+              out);
+    input = residual = out;
+    if (every_layer) out += rows * hidden * bytes;
+  }
+  return y;
 }
 
 // The features of output_norm_mlp are those of `output`, then of `mlp`.
@@ -392,28 +511,28 @@ Tensor decoder_layer_(Tensor x, std::vector<Tensor> norms, std::vector<Tensor> w
   "Tensor attended, Tensor residual, Tensor norm, Tensor output, Tensor[] mlp, "        \
   "SymInt[] in_features, SymInt[] out_features, Tensor? output_bias, Tensor[] biases, " \
   "float epsilon"
-// The weights are those of qkv, of the output projection and of the MLP.
-#define SPECDEC_DECODER_LAYER_ARGUMENTS(caches)                                               \
+// The weights are those of qkv, of the output projection and of the MLP, layer after layer.
+#define SPECDEC_DECODER_LAYERS_ARGUMENTS(caches)                                              \
   "Tensor x, Tensor[] norms, Tensor[] weights, SymInt[] in_features, SymInt[] out_features, " \
-  "Tensor[] qkv_biases, Tensor? output_bias, Tensor[] mlp_biases, Tensor[] head_norms, "      \
+  "Tensor[] qkv_biases, Tensor[] output_biases, Tensor[] mlp_biases, Tensor[] head_norms, "   \
   "Tensor cos, Tensor sin, " caches                                                           \
   " caches, Tensor positions, Tensor mask, float scale, "                                     \
-  "float epsilon"
+  "float epsilon, bool every_layer"
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def("norm_qkv_rope(" SPECDEC_NORM_QKV_ROPE_ARGUMENTS ") -> (Tensor, Tensor, Tensor)");
   m.def("validate_norm_qkv_rope(" SPECDEC_NORM_QKV_ROPE_ARGUMENTS ") -> ()");
   m.def("output_norm_mlp(" SPECDEC_OUTPUT_NORM_MLP_ARGUMENTS ") -> Tensor");
   m.def("validate_output_norm_mlp(" SPECDEC_OUTPUT_NORM_MLP_ARGUMENTS ") -> ()");
-  m.def("decoder_layer_(" SPECDEC_DECODER_LAYER_ARGUMENTS("Tensor(a!)[]") ") -> Tensor");
-  m.def("validate_decoder_layer_(" SPECDEC_DECODER_LAYER_ARGUMENTS("Tensor[]") ") -> ()");
+  m.def("decoder_layers_(" SPECDEC_DECODER_LAYERS_ARGUMENTS("Tensor(a!)[]") ") -> Tensor");
+  m.def("validate_decoder_layers_(" SPECDEC_DECODER_LAYERS_ARGUMENTS("Tensor[]") ") -> ()");
 }
 SPECDEC_IMPLEMENT_CPU(norm_qkv_rope)
 SPECDEC_VALIDATE(norm_qkv_rope, check_norm_qkv_rope)
 SPECDEC_IMPLEMENT_CPU(output_norm_mlp)
 SPECDEC_VALIDATE(output_norm_mlp, check_output_norm_mlp)
-SPECDEC_IMPLEMENT_CPU(decoder_layer_)
-SPECDEC_VALIDATE(decoder_layer_, check_decoder_layer)
+SPECDEC_IMPLEMENT_CPU(decoder_layers_)
+SPECDEC_VALIDATE(decoder_layers_, check_decoder_layers)
 
 }  // namespace
 }  // namespace specdec

@@ -22,8 +22,6 @@ from specdec_hf.runner.protocol import (
     CACHE_NAME,
     DEFERRED,
     EPILOGUE,
-    TOKENS_OF_A_PASS,
-    HiddenStates,
     HiddenStateTap,
     Lengths,
     Runner,
@@ -31,7 +29,6 @@ from specdec_hf.runner.protocol import (
     model_inside,
     rounded,
     to_device,
-    tokens_before_rope_switch,
 )
 from specdec_hf.runner.spec_cache import SpecCache
 from specdec_kernels import tree_attention
@@ -148,8 +145,12 @@ class SpecRunner(Runner):
         It is one of extras/compiled, and needs a policy that compiles, and tokens in the cache.
         """
         size = tokens.shape[1]
-        if epilogue is None and self._reads_alone(tokens, starts, keep):
-            return self._read_alone(tokens, starts, keep)
+        if epilogue is None and self.policy.one_by_one and int(starts.min(initial=0)) < 0:
+            from specdec_hf.extras.prompts_alone import read_alone  # noqa: PLC0415  # padding only
+
+            logits = read_alone(self, tokens, starts, keep)
+            if logits is not None:
+                return logits
         padding = self.policy.width(size) - size
         inputs = self.window(starts, size + padding, padding)
         if epilogue is not None:
@@ -287,53 +288,6 @@ class SpecRunner(Runner):
         long_prompt = self._was_empty and is_long(size)
         return self.policy.compiled is not None and not long_prompt
 
-    def _reads_alone(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> bool:
-        """Whether the prompts of an empty cache are read one by one; see `TOKENS_OF_A_PASS`."""
-        if not (
-            self.policy.one_by_one
-            and not self.cache.lengths.any()
-            and keep <= tokens.shape[1] + int(starts.min())
-            and self.device.type == "cpu"
-            and self.later_inputs is None
-            and int(starts.max()) <= 0
-            and tokens_before_rope_switch(self.model, 0) is None
-        ):
-            return False
-        prompts = set(_without_padding(tokens, starts))
-        spared = tokens.numel() - sum(map(len, prompts))
-        return spared > TOKENS_OF_A_PASS * (len(prompts) - 1)
-
-    def _read_alone(self, tokens: torch.Tensor, starts: Lengths, keep: int) -> torch.Tensor:
-        """As `forward`, through a cache of each sequence; a prompt of several is read once."""
-        logits: list[torch.Tensor] = []
-        hidden: list[HiddenStates] = []
-        first: dict[tuple[int, ...], int] = {}
-        for b, prompt in enumerate(_without_padding(tokens, starts)):
-            same = first.setdefault(prompt, b)
-            if same < b:
-                self.take(b, self, same)
-                logits.append(logits[same])
-                hidden.append(hidden[same])
-                continue
-            padding = -int(starts[b])
-            row = self._for_one_sequence(len(prompt))
-            logits.append(row.forward(tokens[b : b + 1, padding:], starts[b : b + 1] * 0, keep))
-            self.take(b, row)
-            taken = row.tap.pop().items()
-            hidden.append({layer: pad(states, (0, 0, padding, 0)) for layer, states in taken})
-        if self.tap.is_open:
-            self.tap.add({layer: torch.cat([one[layer] for one in hidden]) for layer in hidden[0]})
-        return torch.cat(logits)
-
-    def _for_one_sequence(self, capacity: int) -> SpecRunner:
-        """An empty runner for a sequence of this one, whose forwards are the model's own."""
-        policy = ForwardPolicy(omits_mask=self.policy.omits_mask)
-        row = SpecRunner(self.model, 1, capacity + 1, policy)
-        row.omitted, row.watch = self.omitted, self.watch
-        if self.tap.is_open:
-            row.tap.open(self.tap.layers)
-        return row
-
     def _is_masked(self, starts: Lengths, size: int, visible: int) -> bool:
         kind = self._causal_kind(starts, size, visible)
         # A packed model attends by the mask, so that a token has the same bits in any forward.
@@ -390,12 +344,6 @@ class SpecRunner(Runner):
 def last_rows(logits: torch.Tensor, count: int, padding: int) -> torch.Tensor:
     """The last ``count`` rows of logits [B, n, V] before those of padding."""
     return rounded(logits[:, : logits.shape[1] - padding][:, -count:])
-
-
-def _without_padding(tokens: torch.Tensor, starts: Lengths) -> list[tuple[int, ...]]:
-    """The tokens of each prompt of [B, n]; ``-starts[b]`` of them are left padding."""
-    padded = zip(tokens.tolist(), starts.tolist(), strict=True)
-    return [tuple(ids[-start:]) for ids, start in padded]
 
 
 def unsupported_reason(model: Any) -> str | None:

@@ -38,7 +38,8 @@ def norm_qkv_rope(
     epsilon: float,
 ) -> tuple[Tensor, ...]:
     """RMSNorm, three projections, the norms of heads, and the rotation of queries and keys."""
-    normed = _rms_norm(x, norm, epsilon)
+    parts = x.unflatten(-1, norm.shape) if norm.dim() == 2 else x
+    normed = _rms_norm(parts, norm, epsilon).reshape(x.shape)
     outputs = []
     for i in range(3):
         bias = biases[i] if biases else None
@@ -71,14 +72,14 @@ def output_norm_mlp(
     return h + packed_linear(silu(gate) * up, mlp[2], *sizes[3], bias[2])
 
 
-def decoder_layer_(
+def decoder_layers_(
     x: Tensor,
     norms: Sequence[Tensor],
     weights: Sequence[Tensor],
     in_features: Sequence[int],
     out_features: Sequence[int],
     qkv_biases: Sequence[Tensor],
-    output_bias: Tensor | None,
+    output_biases: Sequence[Tensor],
     mlp_biases: Sequence[Tensor],
     head_norms: Sequence[Tensor],
     cos: Tensor,
@@ -88,19 +89,29 @@ def decoder_layer_(
     mask: Tensor,
     scale: float,
     epsilon: float,
+    every_layer: bool,
 ) -> Tensor:
-    """The first half, the cache, attention and the second half."""
-    query, key, value = (
-        y.transpose(1, 2)
-        for y in norm_qkv_rope(
-            x, norms[0], weights[:3], in_features[:3], out_features[:3], cos, sin, qkv_biases,
-            head_norms, epsilon,
-        )
-    )  # fmt: skip
-    kv_append_(caches, [key, value], positions)
-    keys, values = (cache[:, :, : mask.shape[3]] for cache in caches)
-    attended = cached_attention(query, keys, values, mask, scale, None)
-    return output_norm_mlp(
-        attended.flatten(2), x, norms[1], weights[3], weights[4:], in_features[3:],
-        out_features[3:], output_bias, mlp_biases, epsilon,
-    )  # fmt: skip
+    """For each layer the first half, the cache, attention and the second half."""
+    results = []
+    for i in range(len(norms) // 2):
+        norm, other = norms[2 * i : 2 * i + 2]
+        own = slice(7 * i, 7 * i + 7)
+        panels, ins, outs = weights[own], in_features[own], out_features[own]
+        query, key, value = (
+            y.transpose(1, 2)
+            for y in norm_qkv_rope(
+                x, norm, panels[:3], ins[:3], outs[:3], cos, sin, qkv_biases[3 * i : 3 * i + 3],
+                head_norms[2 * i : 2 * i + 2], epsilon,
+            )
+        )  # fmt: skip
+        both = caches[2 * i : 2 * i + 2]
+        kv_append_(both, [key, value], positions)
+        keys, values = (cache[:, :, : mask.shape[3]] for cache in both)
+        attended = cached_attention(query, keys, values, mask, scale, None)
+        x = output_norm_mlp(
+            attended.flatten(2), x[..., x.shape[2] - len(other) :], other, panels[3], panels[4:],
+            ins[3:], outs[3:], output_biases[i] if output_biases else None,
+            mlp_biases[3 * i : 3 * i + 3], epsilon,
+        )  # fmt: skip
+        results.append(x)
+    return torch.stack(results) if every_layer else x

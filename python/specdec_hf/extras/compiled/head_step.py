@@ -118,7 +118,7 @@ class CompiledStep(PackedStep):
     """
 
     def __init__(self, head: PairHead) -> None:
-        super().__init__(head, rounded=False)
+        super().__init__(head, rounded=False, fused=False)
         self.warm_ups = WarmUps()
         recorder = recorder_for(self.packed.device)
         self.cuda_graphs: StepGraphs | None = None

@@ -35,6 +35,12 @@ class DecoderLayer(HeadLayer):
         both = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
         return both, normed if self.norm_before_residual else hidden
 
+    def norms_of_parts(self) -> list[torch.Tensor] | None:
+        norms = (self.input_layernorm, self.hidden_norm)
+        if self.norm_before_residual or len({norm.eps for norm in norms}) > 1:
+            return None
+        return [norm.weight for norm in norms if norm.weight is not None]
+
 
 class Eagle3Head(PairHead):
     """An EAGLE-3 head.

@@ -51,6 +51,13 @@ class HeadLayer(nn.Module):
         """The input of the projections [B, n, width] and the residual [B, n, H] of n pairs."""
         raise NotImplementedError
 
+    def norms_of_parts(self) -> list[torch.Tensor] | None:
+        """The weights [H] of the norms of embeddings and hidden states, where `combine` is these.
+
+        The residual is then what is not normalised; None where `combine` does something else.
+        """
+        return None
+
     def project(
         self, embeddings: torch.Tensor, hidden: torch.Tensor, rotary: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

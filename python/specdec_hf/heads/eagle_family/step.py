@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from specdec_hf.heads.eagle_family.cache import HeadCache
 from specdec_hf.heads.eagle_family.head import PairHead
+from specdec_hf.heads.eagle_family.layer import HeadLayer
 from specdec_hf.runner.comparison import compare, tolerance_of
 from specdec_hf.runner.forwards import is_long
 from specdec_hf.runner.model_record import record_of
@@ -25,7 +26,7 @@ from specdec_hf.runner.module_copy import copied
 from specdec_hf.runner.packed.blocks import rounded_to_int8
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy, bytes_of, unpacked_reason
 from specdec_hf.runner.packed.model import PackedStats, check_packable, resident_bytes
-from specdec_kernels import kv_append_, unpack_blocks
+from specdec_kernels import PackedLinear, kv_append_, pack_linear, unpack_blocks
 
 
 class PairStep(nn.Module):
@@ -40,7 +41,8 @@ class PairStep(nn.Module):
 
     def __init__(self, head: PairHead) -> None:
         super().__init__()
-        self.fc, self.midlayer, self.norm = head.fc, head.midlayer, head.norm
+        self.fc, self.norm = head.fc, head.norm
+        self.midlayer: Any = head.midlayer
         rows, size = head.lm_head.shape
         self.output = nn.Linear(size, rows, bias=False, device="meta")
         self.output.weight = nn.Parameter(head.lm_head, requires_grad=False)
@@ -89,7 +91,12 @@ class PairStep(nn.Module):
                 those up to their own, and a single one all.
             visible: slots that the pairs see; only given without a mask.
         """
-        rotary = cosines[places][:, None], sines[places][:, None]
+        angles = cosines[places], sines[places]
+        if not isinstance(self.midlayer, HeadLayer):  # a `FusedLayer`
+            pairs, fused = torch.cat([embeddings, hidden], dim=-1), self.midlayer
+            states: torch.Tensor = fused.run(pairs, angles, (keys, values), starts, mask, visible)
+            return states
+        rotary = angles[0][:, None], angles[1][:, None]
         q, k, v, residual = self.midlayer.project(embeddings, hidden, rotary)
         kv_append_([keys, values], [k, v], starts)
         slots = visible if mask is None else mask.shape[2]
@@ -136,6 +143,7 @@ class PackedStep:
     Args:
         head: whose weights no longer change.
         rounded: whether they are rounded to 8 bits, where `rounded_to_int8` takes them.
+        fused: whether its layer runs in one op, where it can.
 
     Attributes:
         packed: the step on packed weights, without a graph.
@@ -143,18 +151,34 @@ class PackedStep:
             where logits of ``packed`` were found to be wrong.
     """
 
-    def __init__(self, head: PairHead, *, rounded: bool) -> None:
-        self.rounded = rounded
+    def __init__(self, head: PairHead, *, rounded: bool, fused: bool) -> None:
+        self.rounded, self.fused = rounded, fused
         self.packed: Any = copied(PairStep(head), self._replace)
         self.eager = self.packed
         self._compared = False
         self._lock = threading.RLock()
 
-    def _replace(self, module: Any) -> LinearWithPackedCopy | None:
+    def _replace(self, module: Any) -> Any:
+        if self.fused and isinstance(module, HeadLayer):
+            from specdec_hf.heads.eagle_family import fused_layer  # noqa: PLC0415  # on a CPU
+
+            norms = module.norms_of_parts()
+            return None if norms is None else fused_layer.FusedLayer(module, norms, self._pack)
         if unpacked_reason(module) is not None:
             return None
         stored = rounded_to_int8 if self.rounded else None
         return LinearWithPackedCopy(module, stored, apart=self.rounded)
+
+    def _pack(self, weight: torch.Tensor) -> PackedLinear:
+        return (rounded_to_int8(weight) if self.rounded else None) or pack_linear(weight)
+
+    @property
+    def weights(self) -> list[PackedLinear]:
+        """All that are packed."""
+        layers = [m for m in self.packed.modules() if isinstance(m, LinearWithPackedCopy)]
+        return [layer.packed_weight for layer in layers] + getattr(
+            self.packed.midlayer, "weights", []
+        )
 
     def _own(self, head: PairHead) -> PairStep:
         """The head's own step, on the weights that `packed` multiplies by."""
@@ -235,15 +259,15 @@ def packed_step(
         return PairStep(head), PackedStats(reason=str(error))
     if not known:
         with torch.inference_mode(False), torch.no_grad():
-            record.packed[rounded] = PackedStep(head, rounded=rounded)
+            record.packed[rounded] = PackedStep(head, rounded=rounded, fused=True)
     made: PackedStep = record.packed[rounded]
     if check and (reason := made.compare(head)) is not None:
         note(f"the head drafts on unpacked weights: {reason}")
-    layers = [m for m in made.packed.modules() if isinstance(m, LinearWithPackedCopy)]
+    weights = made.weights
     return made.eager, PackedStats(
-        layers=len(layers),
-        blocks=sum(layer.panels.dtype == torch.uint8 for layer in layers),
-        bytes=bytes_of(layers),
+        layers=len(weights),
+        blocks=sum(weight.panels.dtype == torch.uint8 for weight in weights),
+        bytes=bytes_of(weights),
         resident_bytes=resident_bytes(),
         seconds=0.0 if known else time.perf_counter() - started,
         reason="" if made.eager is made.packed else "its logits on packed weights differ",

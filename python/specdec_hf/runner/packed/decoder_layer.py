@@ -1,4 +1,4 @@
-"""Decoder layers of a packed model that run in one op each, or in two around their attention.
+"""Decoder layers of a packed model: all in one op, or each in two around its attention.
 
 For a few tokens the dozens of small calls of a layer's own forward take as long as its products.
 """
@@ -11,11 +11,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from specdec_hf.runner.packed.attention import attend, follows_mask
 from specdec_hf.runner.protocol import CACHE_NAME
 from specdec_hf.runner.spec_cache import SpecCache
-from specdec_kernels import PackedDecoderLayer, decoder_layer_, norm_qkv_rope, output_norm_mlp
+from specdec_kernels import (
+    PackedDecoderLayer,
+    PackedDecoderLayers,
+    decoder_layers_,
+    norm_qkv_rope,
+    output_norm_mlp,
+)
 
 # Modules of Transformers whose decoder layers compute what the ops do: with the names of their
 # classes, and of the norms of heads that some have.
@@ -102,11 +109,6 @@ class LayerParts:
     def forward(
         self, x: torch.Tensor, mask: Any, cache: Any, cos: Any, sin: Any, kwargs: Any
     ) -> torch.Tensor:
-        if isinstance(cache, SpecCache) and follows_mask(mask, kwargs):
-            own = cache.spec_layers[self.layer_idx]
-            if own.is_initialized:
-                starts = cache.cursor.starts
-                return decoder_layer_(x, self.packed, cos, sin, own.buffers, starts, mask)
         packed = self.packed
         query, key, value = (
             states.transpose(1, 2)
@@ -125,6 +127,15 @@ class LayerParts:
             epsilon=packed.epsilon, output_bias=packed.output_bias, biases=packed.mlp_biases,
         )  # fmt: skip
 
+    def takes(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+        """Whether the ops take such hidden states and angles."""
+        return (
+            cos.dtype == sin.dtype == x.dtype == self.packed.norms[0].dtype
+            and cos.ndim == 3
+            and cos.shape[-1] == self.head_dim
+            and not torch.is_autocast_enabled("cpu")
+        )
+
 
 @functools.cache
 def _fused_class(kind: Any) -> type:
@@ -142,14 +153,7 @@ def _fused_class(kind: Any) -> type:
         parts: LayerParts = self.parts
         if position_embeddings is not None and not kwargs.get("output_attentions"):
             cos, sin = position_embeddings
-            like = cos.dtype == sin.dtype == hidden_states.dtype
-            if (
-                like
-                and hidden_states.dtype == parts.norms[0]._parameters["weight"].dtype
-                and cos.ndim == 3
-                and cos.shape[-1] == parts.head_dim
-                and not torch.is_autocast_enabled("cpu")
-            ):
+            if parts.takes(hidden_states, cos, sin):
                 cache = kwargs.pop(CACHE_NAME, None)
                 return parts.forward(hidden_states, attention_mask, cache, cos, sin, kwargs)
         return kind.forward(
@@ -160,17 +164,115 @@ def _fused_class(kind: Any) -> type:
     return type(f"Packed{kind.__name__}", (kind,), {"forward": forward})
 
 
-def fuse(layer: nn.Module) -> bool:
-    """Let a decoder layer of a packed model run by the ops, and say whether it can.
+class LayerStack:
+    """The layers of a decoder, which `decoder_layers_` runs over a `SpecCache`.
 
     Args:
-        layer: changed in place.
+        parts: of its layers.
     """
-    if unfused_reason(layer) is not None:
+
+    def __init__(self, parts: list[LayerParts]) -> None:
+        self.parts, self.packed = parts, [one.packed for one in parts]
+        self.layers = PackedDecoderLayers(self.packed)
+
+    def run(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: Any, cache: SpecCache,
+        *, every_layer: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        """Hidden states [B, n, H] after the last layer, or [L, B, n, H] after each."""
+        caches: list[torch.Tensor] = []
+        for one, packed in zip(self.parts, self.packed, strict=True):
+            own = cache.spec_layers[one.layer_idx]
+            if not own.is_initialized:
+                heads = packed.qkv[1].out_features // one.head_dim
+                none = x.new_empty((len(x), heads, 0, one.head_dim))
+                own.lazy_initialization(none, none)
+            caches += own.buffers
+        return decoder_layers_(
+            x, self.layers, cos, sin, caches, cache.cursor.starts, mask, every_layer=every_layer
+        )
+
+
+# What the loop gives a decoder beside ids, positions and mask.
+_OF_THE_LOOP = frozenset({CACHE_NAME, "output_hidden_states", "return_dict"})
+
+
+def _stack_of(decoder: Any, kwargs: Any) -> LayerStack | None:
+    """The layers of a decoder where a forward of the loop runs them in one op, else None."""
+    if not isinstance(kwargs.get(CACHE_NAME), SpecCache) or not kwargs.keys() <= _OF_THE_LOOP:
+        return None
+    layers = list(decoder._modules["layers"]._modules.values())
+    parts = [vars(one).get("parts") for one in layers[: decoder.config.num_hidden_layers]]
+    if not parts or None in parts:
+        return None
+    stack: LayerStack | None = vars(decoder).get("stack")
+    if stack is None or stack.packed != [one.packed for one in parts]:
+        try:
+            stack = LayerStack(parts)
+        except ValueError:  # the layers differ
+            return None
+        decoder.stack = stack
+    return stack
+
+
+@functools.cache
+def _fused_decoder_class(kind: Any) -> type:
+    """A subclass, whose forwards of the loop run all layers in one op.
+
+    They compute what the forwards of the four families do: embeddings, angles, layers, norm.
+    """
+
+    def forward(
+        self: Any,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        mask = attention_mask
+        if isinstance(mask, dict) and len(mask) == 1:  # by type of layer
+            (mask,) = mask.values()
+        stack = _stack_of(self, kwargs) if position_ids is not None else None
+        if stack is not None and follows_mask(mask, {}):
+            x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+            cos, sin = self.rotary_emb(x, position_ids)
+            if all(one.takes(x, cos, sin) for one in stack.parts[:1]):
+                every, cache = bool(kwargs.get("output_hidden_states")), kwargs[CACHE_NAME]
+                y = stack.run(x, cos, sin, mask, cache, every_layer=every)
+                last = self.norm(y[-1] if every else y)
+                hidden = (x, *y[:-1], last) if every else None
+                output = {"last_hidden_state": last, CACHE_NAME: cache, "hidden_states": hidden}
+                return BaseModelOutputWithPast(**output)
+        return kind.forward(
+            self, input_ids, attention_mask=attention_mask, position_ids=position_ids,
+            inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs,
+        )  # fmt: skip
+
+    # Transformers knows by the full name of a class which states it collects.
+    name = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), {"forward": forward, **name})
+
+
+def fuse(module: nn.Module) -> bool:
+    """Let a decoder layer of a packed model run by the ops, and say whether it can.
+
+    A decoder of such layers is told to run them in one op where it can.
+
+    Args:
+        module: changed in place.
+    """
+    kind: Any = type(module)
+    family = FAMILIES.get(kind.__module__)
+    if family is not None and kind.__name__ == f"{family}Model":
+        if kind.forward.__module__ == kind.__module__:
+            module.__class__ = _fused_decoder_class(kind)
         return False
-    kind: Any = type(layer)
-    layer.parts = LayerParts(layer)  # type: ignore[assignment]
-    layer.__class__ = _fused_class(kind)
+    if unfused_reason(module) is not None:
+        return False
+    module.parts = LayerParts(module)  # type: ignore[assignment]
+    module.__class__ = _fused_class(kind)
     return True
 
 

@@ -21,7 +21,6 @@ from torch import nn
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.module_copy import MERGE, copied, copy_reason, structure_of
 from specdec_hf.runner.packed.attention import attend_by
-from specdec_hf.runner.packed.decoder_layer import fuse, refresh_fused
 from specdec_hf.runner.packed.linear import (
     LinearWithPackedCopy,
     Stored,
@@ -43,7 +42,7 @@ class PackedStats:
         layers: linear layers with packed weights.
         blocks: of them, those that multiply by blocks: of the GGUF file of the model, or of a head
             whose weights were rounded to int8.
-        fused: decoder layers that run by `decoder_layer_`, or by `norm_qkv_rope` and
+        fused: decoder layers that run by `decoder_layers_`, or by `norm_qkv_rope` and
             `output_norm_mlp` where the cache is not the loop's own.
         bytes: of their packed copies, each once, those that other models share included.
         resident_bytes: memory of the whole process.
@@ -118,6 +117,8 @@ class PackedModel:
     """
 
     def __init__(self, model: nn.Module, stored: Stored | None = None) -> None:
+        from specdec_hf.runner.packed.decoder_layer import fuse  # noqa: PLC0415  # on a CPU
+
         self.seconds, self._stored = 0.0, stored
         self.made_for = structure_of(model)
         self._others: dict[nn.Module, None] = {}  # each once, in order
@@ -150,6 +151,8 @@ class PackedModel:
 
     def refresh(self) -> bool:
         """Pack again what has changed, and say whether anything has."""
+        from specdec_hf.runner.packed.decoder_layer import refresh_fused  # noqa: PLC0415
+
         changed = sum(layer.refresh() for layer in self.layers) > 0
         # Another packed_model may have packed again what this one shares.
         for module in self.model.modules():
