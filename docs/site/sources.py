@@ -27,20 +27,28 @@ SEVERAL = re.compile(r"^( +)(\w+(?:,\s+\w+)+)(: .*\n(?:\1 +.*\n|\n(?=\1 ))*)", r
 def ops() -> dict[str, list[str]]:
     """Each public function of `specdec_kernels.ops`, with the classes that its signature names.
 
-    A class stands on the page of the first function that returns it, or else takes it.
+    A class stands on the page of the first function that returns it, or else takes it, and so do
+    those that its fields name.
     """
     found: dict[str, list[str]] = {}
     for file in sorted((ROOT / "specdec_kernels/ops").glob("[!_]*.py")):
         body = ast.parse(file.read_text()).body
-        classes = {n.name for n in body if isinstance(n, ast.ClassDef)}
+        fields = {n.name: _names(n.body) for n in body if isinstance(n, ast.ClassDef)}
+        classes = {*fields}
         functions = [n for n in body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"]
         for returned in (True, False):
             for function in functions:
                 where = function.returns if returned else function.args
-                named = {n.id for n in ast.walk(where or function) if isinstance(n, ast.Name)}
+                named = _names([where or function])
+                named |= set().union(*(fields[name] for name in named & classes))
                 found.setdefault(function.name, []).extend(sorted(named & classes))
                 classes -= named
     return found
+
+
+def _names(nodes: list[Any]) -> set[str]:
+    """The names that annotations and statements name."""
+    return {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def names_of(package: str) -> list[str]:

@@ -13,7 +13,7 @@ Intermediate results are rounded to the dtype where the forwards of Transformers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -231,12 +231,13 @@ class PackedDecoderLayer:
             conversion.require_number(getattr(self, name), name)
 
 
+@dataclass(frozen=True, eq=False)
 class PackedDecoderLayers:
     """The weights of layers that follow one another, as `decoder_layers_` reads them.
 
     Types are checked here once; shapes, dtypes and devices in every call.
 
-    Args:
+    Attributes:
         layers: at least one. They agree on `epsilon`, on `scale`, and on which biases and norms of
             heads there are.
 
@@ -245,7 +246,11 @@ class PackedDecoderLayers:
         ValueError: none, or layers that do not agree.
     """
 
-    def __init__(self, layers: Sequence[PackedDecoderLayer]) -> None:
+    layers: Sequence[PackedDecoderLayer]
+    _weights: tuple[Any, ...] = field(init=False, repr=False)  # as the native op takes them
+
+    def __post_init__(self) -> None:
+        layers = self.layers
         if not isinstance(layers, Sequence):
             raise TypeError(f"layers must be a sequence of PackedDecoderLayer, got {shown(layers)}")
         if not layers:
@@ -259,18 +264,17 @@ class PackedDecoderLayers:
                     raise ValueError(
                         f"layers[{i}].{name} must be like that of layers[0], {first}, got {value}"
                     )
-        self.layers = tuple(layers)
-        self.epsilon, self.scale = layers[0].epsilon, layers[0].scale
+
+        def joined(name: str) -> list[Tensor]:
+            return [x for each in layers for x in getattr(each, name)]
+
         weights = [w for each in layers for w in (*each.qkv, each.output, *each.mlp)]
-        lists = {
-            name: [x for each in layers for x in getattr(each, name)]
-            for name in ("norms", "qkv_biases", "mlp_biases", "head_norms")
-        }
         biases = [each.output_bias for each in layers if each.output_bias is not None]
-        self._weights = (  # as the native op takes them
-            lists["norms"], *_unpacked(weights), lists["qkv_biases"], biases,
-            lists["mlp_biases"], lists["head_norms"],
+        arguments = (
+            joined("norms"), *_unpacked(weights), joined("qkv_biases"), biases,
+            joined("mlp_biases"), joined("head_norms"),
         )  # fmt: skip
+        object.__setattr__(self, "_weights", arguments)
 
 
 _ALIKE = ("epsilon", "scale", "qkv_biases", "output_bias", "mlp_biases", "head_norms")
@@ -336,8 +340,9 @@ def decoder_layers_(
     require_flag(every_layer, "every_layer")
     caches = conversion.require_tensor_list(caches, "caches")
     in_place.check_leaves(caches, "caches")
+    first = layers.layers[0]
     y: Tensor = ops.decoder_layers_.default(
-        x, *layers._weights, cos, sin, caches, positions, mask, layers.scale, layers.epsilon,
+        x, *layers._weights, cos, sin, caches, positions, mask, first.scale, first.epsilon,
         every_layer,
     )  # fmt: skip
     in_place.raise_versions(caches)

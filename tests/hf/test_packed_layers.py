@@ -2,10 +2,12 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from specdec_hf.runner.packed import decoder_layer
 from specdec_hf.runner.packed.model import PackedModel, packed_model_of
+from specdec_hf.runner.spec_runner import SpecRunner
 from support.hf_models import VOCAB, build, decode, with_noise
 from transformers.models.llama import modeling_llama
 
@@ -39,6 +41,7 @@ def unfused(model):
     packed_model = PackedModel(model)
     for layer in layers_of(packed_model):
         layer.__class__ = type(layer).__mro__[1]
+        del layer.parts
     return packed_model
 
 
@@ -64,6 +67,31 @@ def test_fused_layers_give_the_hidden_states_of_the_model(which, dtype):
     plain = unfused(model).model(**given)
     same = (got.hidden_states[1] == plain.hidden_states[1]).float().mean()
     assert dtype == torch.float32 or same > 0.9
+
+
+@by_model
+@torch.no_grad()
+def test_one_op_for_all_layers_has_the_bits_of_two_for_each(which):
+    """Over the loop's cache: prompts of two lengths, then a few tokens; and the states of all."""
+    outputs = []
+    for apart in (False, True):
+        model = PackedModel(made(which)).model
+        decoder = model.get_decoder()
+        if apart:
+            decoder.__class__ = type(decoder).__base__
+        runner = SpecRunner(model, 2, 16)
+        runner.tap.open()
+        logits = [
+            runner.forward(ids(2, size), np.array(starts), size)
+            for size, starts in ((9, [0, -3]), (4, [9, 6]))
+        ]
+        assert ("stack" in vars(decoder)) != apart
+        outputs.append(
+            [logits[0][:, 3:], logits[1], *(x[:, 3:] for x in runner.tap.pop().values())]
+        )
+    assert len(outputs[0]) == 2 + 3
+    for mine, its in zip(*outputs, strict=True):
+        assert torch.equal(mine, its)
 
 
 @by_model

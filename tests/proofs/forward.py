@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import torch
 from torch import Generator, Tensor
@@ -147,7 +148,15 @@ def vectors(sizes: list[int], g: Generator, dtype: torch.dtype) -> list[Tensor]:
 
 
 def norm_qkv_rope_case(
-    sizes, dtype=f32, *, biases=False, head_norms=False, shared=False, epsilon=1e-05, layout="dense"
+    sizes,
+    dtype=f32,
+    *,
+    parts=1,
+    biases=False,
+    head_norms=False,
+    shared=False,
+    epsilon=1e-05,
+    layout="dense",
 ) -> Case:
     """A case of `norm_qkv_rope` of sizes (B, n, C, H, H_kv, D).
 
@@ -158,6 +167,7 @@ def norm_qkv_rope_case(
     def build(g: Generator) -> Args:
         x = torch.randn(b, n, c, generator=g).to(dtype)
         (norm,) = vectors([c], g, dtype)
+        norm = norm.view(parts, -1) if parts > 1 else norm
         outputs = [heads * d for heads in (h, h_kv, h_kv)]
         packed = weights([(n_out, c) for n_out in outputs], g, dtype)
         angles = 2 * math.pi * torch.rand(1 if shared else b, n, d, generator=g)
@@ -168,7 +178,11 @@ def norm_qkv_rope_case(
 
     words = [f"{x}{y}" for x, y in zip(("B", "n", "C", "H", "K", "D"), sizes, strict=True)]
     words += [SHORT[dtype], *(["biases"] * biases), *(["norms"] * head_norms)]
-    words += [*(["shared"] * shared), *([layout] * (layout != "dense"))]
+    words += [
+        *(["shared"] * shared),
+        *([layout] * (layout != "dense")),
+        *([f"G{parts}"] * (parts > 1)),
+    ]
     return Case("norm_qkv_rope", "-".join(words), build)
 
 
@@ -288,7 +302,8 @@ CASES: tuple[Case, ...] = (
     norm_qkv_rope_case((2, 2, 7, 1, 1, 10), bf16, layout="sliced"),
     norm_qkv_rope_case((1, 4, 96, 2, 2, 80), f16, head_norms=True, biases=True),
     norm_qkv_rope_case((2, 3, 1, 2, 1, 2), f16, epsilon=0.0),
-    norm_qkv_rope_case((0, 3, 7, 2, 1, 4)),
+    norm_qkv_rope_case((0, 3, 7, 2, 1, 4)), norm_qkv_rope_case((2, 3, 66, 4, 2, 6), parts=2),
+    norm_qkv_rope_case((1, 2, 105, 2, 1, 10), bf16, parts=3, biases=True),
     norm_qkv_rope_case((2, 0, 7, 2, 1, 4), bf16, shared=True),
     output_norm_mlp_case((1, 1, 10, 33, 17), output_bias=True, biases=True),
     output_norm_mlp_case((2, 3, 24, 33, 17), epsilon=0.25, layout="sliced"),
@@ -314,30 +329,9 @@ CASES: tuple[Case, ...] = (
 )  # fmt: skip
 
 
-def layers_by_ops(
-    x, norms, weights, in_features, out_features, qkv_biases, output_biases, mlp_biases,
-    head_norms, cos, sin, caches, positions, mask, scale, epsilon, every,
-):  # fmt: skip
-    """The four ops that each layer of `decoder_layers_` consists of; the caches are written."""
-    results = []
-    for i in range(len(norms) // 2):
-        panels, ins, outs = (v[7 * i : 7 * i + 7] for v in (weights, in_features, out_features))
-        query, *entries = (
-            y.transpose(1, 2)
-            for y in torch.ops.specdec_kernels.norm_qkv_rope(
-                x, norms[2 * i], panels[:3], ins[:3], outs[:3], cos, sin,
-                qkv_biases[3 * i : 3 * i + 3], head_norms[2 * i : 2 * i + 2], epsilon,
-            )
-        )  # fmt: skip
-        own = caches[2 * i : 2 * i + 2]
-        torch.ops.specdec_kernels.kv_append_(own, entries, positions)
-        visible = [cache[:, :, : mask.shape[3]] for cache in own]
-        attended = torch.ops.specdec_kernels.cached_attention(query, *visible, mask, scale, None)
-        norm = norms[2 * i + 1]
-        x = torch.ops.specdec_kernels.output_norm_mlp(
-            attended.flatten(2), x[..., x.shape[2] - len(norm) :], norm, panels[3], panels[4:],
-            ins[3:], outs[3:], output_biases[i] if output_biases else None,
-            mlp_biases[3 * i : 3 * i + 3], epsilon,
-        )  # fmt: skip
-        results.append(x)
-    return torch.stack(results) if every else x
+def layers_by_ops(*args, **kwargs):
+    """The reference of `decoder_layers_`, by the ops that each layer consists of."""
+    names = ("norm_qkv_rope", "kv_append_", "cached_attention", "output_norm_mlp")
+    ops = {name: getattr(torch.ops.specdec_kernels, name) for name in names}
+    with mock.patch.multiple("specdec_kernels.reference.forward.decoder_layer", **ops):
+        return reference.decoder_layers_(*args, **kwargs)

@@ -97,7 +97,8 @@ def norm_qkv_rope(
     x, norm, qkv, in_features, out_features, cos, sin, biases, head_norms, epsilon
 ) -> list[Interval]:
     """Of queries, keys and values."""
-    normed, out = _norm(_exactly(x), norm, epsilon), []
+    parts = _norm(_exactly(x.unflatten(-1, (-1, norm.shape[-1]))), norm, epsilon)
+    normed, out = Interval(*(part.flatten(-2) for part in parts)), []
     for i in range(3):
         bias = biases[i] if biases else None
         y = _linear(normed, qkv[i], in_features[i], out_features[i], bias)
