@@ -6,6 +6,8 @@ results bit for bit. Arrays may also be of any library with DLPack or the buffer
 
 `SuffixAutomaton` and `Corpus` copy drafts from text. An automaton follows a text that grows, such
 as one sequence of a batch; a corpus is a text that does not change, in memory or in a file.
+
+`digests` tells whether arrays have changed, at the speed of reading them.
 """
 
 from specdec_host._library import cpu_capability
@@ -15,6 +17,7 @@ from specdec_host.arguments.noise import draft_positions
 from specdec_host.arguments.rules import RULES, TREE_RULES, Rule, TreeRule
 from specdec_host.arguments.status import Status
 from specdec_host.corpus import Corpus
+from specdec_host.digests import digests
 from specdec_host.ops.sample import Sampled, sample
 from specdec_host.ops.verify_chain import Verdict, verify_chain
 from specdec_host.ops.verify_tree import Tree, TreeVerdict, verify_tree
@@ -40,6 +43,7 @@ __all__ = [
     "Verdict",
     "bfloat16",
     "cpu_capability",
+    "digests",
     "draft_positions",
     "get_num_threads",
     "sample",

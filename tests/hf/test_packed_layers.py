@@ -129,6 +129,8 @@ def test_parameters_that_change_after_the_first_call_are_seen(part, how):
             (parameter if how == "in place" else parameter.data).copy_(changed)
     got = decode(model, (9,))
     assert got.stats.forwards == "packed"
+    assert (got.stats.packed.seconds > 0) == (part == "weight")
+    assert decode(model, (9,)).stats.packed.seconds == 0
     assert torch.equal(got.sequences, decode(copy.deepcopy(model), (9,)).sequences)
     assert torch.equal(got.sequences, decode(model, (9,), compile=False).sequences)
 

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec_hf.runner.packed.linear import bits_of, row_sums
 from specdec_kernels import BLOCK_FORMATS, PackedLinear, pack_blocks, unpack_blocks
 
 
@@ -77,19 +76,19 @@ class BlockFile:
         """The blocks of a weight [N, K], or None where the file has none with its numbers."""
         if weight.dtype != torch.float32:
             return None  # unpacking and rounding takes longer than reading 16 bits
-        sums = row_sums(weight)
+        sums = _row_sums(weight)
         total = int(sums.sum())
         for stored in self._tensors.get((weight.shape[0], weight.shape[1]), ()):
             if stored.total not in (None, total):
                 continue
             packed = stored.packed()
             unpacked = unpack_blocks(packed)
-            own = row_sums(unpacked)
+            own = _row_sums(unpacked)
             stored.total = int(own.sum())
             if stored.total == total and not torch.equal(own, sums):
                 packed = stored.packed(own.argsort()[sums.argsort().argsort()])
                 unpacked = unpack_blocks(packed)
-            if torch.equal(bits_of(unpacked), bits_of(weight)):
+            if torch.equal(_bits_of(unpacked), _bits_of(weight)):
                 return packed
         return None
 
@@ -108,6 +107,17 @@ class BlockFile:
                 f"{type(model).__name__}: {stats.layers - stats.blocks} of {stats.layers} linear "
                 f"layers multiply by floats and not by the blocks of {self.path.name}: {why}"
             )
+
+
+def _row_sums(weight: torch.Tensor) -> torch.Tensor:
+    """[N] int64: the sum of the bits of each row of [N, K], which wraps around."""
+    return _bits_of(weight).sum(dim=1, dtype=torch.int64)
+
+
+def _bits_of(weight: torch.Tensor) -> torch.Tensor:
+    """The bits of float32 [N, K], in int64 where a view can be: those are summed faster."""
+    wide = weight.shape[1] % 2 == weight.storage_offset() % 2 == 0
+    return weight.view(torch.int64 if wide else torch.int32)
 
 
 def rounded_to_int8(weight: torch.Tensor) -> PackedLinear | None:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.nn.functional import linear
 
@@ -28,24 +29,21 @@ class _PackedCopy:
     def __init__(self, weight: torch.Tensor) -> None:
         self.place = _place_of(weight)
         self.stored: Stored | None = None
-        # As long as this object holds the weight, no other tensor gets its address.
-        self._held = weight.detach()
-        self._version, self._contents = -1, torch.empty(0)
+        # As long as this object holds the weight, no other tensor gets its address. Unlike
+        # `Tensor.numpy`, DLPack leaves it to the owner of the weight to resize its storage.
+        self._weight = weight.detach()
+        self.bytes = np.from_dlpack(self._weight.view(torch.uint8))
+        self.digest: int | None = None  # of the weight that was packed
         self.panels = PackedLinear(torch.empty(0), 0, 0)
 
-    def refresh(self, weight: Any) -> bool:
-        """Pack the weight if it has changed since the last time, and say whether it has.
-
-        Writes to ``weight.data``, as libraries make that merge adapters, leave the address and
-        the version of a weight as they are, so the contents are compared too.
-        """
-        version, contents = weight._version, _digest(weight.detach())
-        if version == self._version and torch.equal(contents, self._contents):
+    def refresh(self, digest: int) -> bool:
+        """Pack the weight if its digest is another than before, and say whether it is."""
+        if digest == self.digest:
             return False
         with torch.inference_mode(False), torch.no_grad():
-            own = weight.detach()
-            self.panels = (self.stored and self.stored(own)) or pack_linear(own)
-        self._version, self._contents = version, contents
+            weight = self._weight
+            self.panels = (self.stored and self.stored(weight)) or pack_linear(weight)
+        self.digest = digest
         return True
 
 
@@ -69,7 +67,7 @@ class LinearWithPackedCopy(torch.nn.Module):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self._copy: _PackedCopy | None = None
         self._stored, self._apart = stored, apart
-        self.refresh()
+        refresh([self])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight: Any = self.weight
@@ -95,8 +93,8 @@ class LinearWithPackedCopy(torch.nn.Module):
         assert self._copy is not None
         return self._copy.panels.panels
 
-    def refresh(self) -> bool:
-        """Pack the weight again if it has changed since the last time, and say whether it has."""
+    def copy_of_weight(self) -> _PackedCopy:
+        """That of the weight that the layer has now; it may have to be refreshed."""
         weight: Any = self.weight
         place = _place_of(weight)
         if self._copy is None or self._copy.place != place:
@@ -105,8 +103,21 @@ class LinearWithPackedCopy(torch.nn.Module):
                 copy = _copies[place] = _PackedCopy(weight)
             self._copy = copy
             if copy.stored is None and self._stored is not None:
-                copy.stored, copy._version = self._stored, -1
-        return self._copy.refresh(weight)
+                copy.stored, copy.digest = self._stored, None
+        return self._copy
+
+
+def refresh(layers: Iterable[LinearWithPackedCopy]) -> bool:
+    """Pack again the weights that have changed since the last time, and say whether any has.
+
+    Writes to ``weight.data``, as libraries make that merge adapters, leave the address and the
+    version of a weight as they are, so the contents are compared: in one pass over all weights.
+    """
+    from specdec_host import digests  # noqa: PLC0415  # only packing needs the native module
+
+    copies = list(dict.fromkeys(layer.copy_of_weight() for layer in layers))
+    found = digests([copy.bytes for copy in copies], threads=torch.get_num_threads())
+    return sum(copy.refresh(digest) for copy, digest in zip(copies, found, strict=True)) > 0
 
 
 def bytes_to_pack(layers: list[torch.nn.Linear]) -> int:
@@ -118,38 +129,6 @@ def bytes_to_pack(layers: list[torch.nn.Linear]) -> int:
 def bytes_of(layers: Iterable[Any]) -> int:
     """Of the panels of packed layers, each once, because layers share those of one weight."""
     return sum({id(layer.panels): layer.panels.nbytes for layer in layers}.values())
-
-
-def _digest(weight: torch.Tensor) -> torch.Tensor:
-    """What tells changed contents: the sum of the bits of each row, and all bits of three rows.
-
-    Args:
-        weight: [N, K], contiguous, with at least one number.
-
-    Returns:
-        int64, of one dimension. Sums wrap around. They miss that numbers of a row change places,
-        which the three rows show where it happens in all rows.
-    """
-    rows = len(weight)
-    some = bits_of(weight)[[0, rows // 2, rows - 1]].flatten().long()
-    return torch.cat([row_sums(weight), some])
-
-
-def row_sums(weight: torch.Tensor) -> torch.Tensor:
-    """[N] int64: the sum of the bits of each row, which wraps around.
-
-    Args:
-        weight: [N, K], contiguous, with at least one number.
-    """
-    return bits_of(weight).sum(dim=1, dtype=torch.int64)
-
-
-def bits_of(weight: torch.Tensor) -> torch.Tensor:
-    """The bits of [N, K], as wide as a view can be: sums of int64 run at the speed of memory."""
-    row_bytes = weight.shape[1] * weight.element_size()
-    begin = weight.storage_offset() * weight.element_size()
-    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}
-    return weight.view(next(integers[n] for n in integers if row_bytes % n == begin % n == 0))
 
 
 def _place_of(weight: torch.Tensor) -> _Place:

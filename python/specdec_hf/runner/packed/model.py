@@ -26,6 +26,7 @@ from specdec_hf.runner.packed.linear import (
     Stored,
     bytes_of,
     bytes_to_pack,
+    refresh,
     unpacked_reason,
 )
 
@@ -153,7 +154,7 @@ class PackedModel:
         """Pack again what has changed, and say whether anything has."""
         from specdec_hf.runner.packed.decoder_layer import refresh_fused  # noqa: PLC0415
 
-        changed = sum(layer.refresh() for layer in self.layers) > 0
+        changed = refresh(self.layers)
         # Another packed_model may have packed again what this one shares.
         for module in self.model.modules():
             refresh_fused(module)
@@ -214,7 +215,14 @@ def packed_model_of(model: Any) -> PackedModel:
 
 
 def check_packable(model: nn.Module) -> None:
-    """Raises ValueError for a model without a layer to pack, or too little memory for the copy."""
+    """Raises ValueError for a model without a layer to pack, or too little memory for the copy.
+
+    Or where `specdec_host`, by which changed weights are seen, has no module for this Python.
+    """
+    try:
+        import specdec_host  # noqa: F401, PLC0415  # as in `refresh`
+    except ImportError as error:
+        raise ValueError(f"its weights cannot be watched for changes: {error}") from error
     layers = [m for m in model.modules() if unpacked_reason(m) is None]
     if not layers and not any(isinstance(m, OnlyPacked) for m in model.modules()):
         plain = (unpacked_reason(m) for m in model.modules() if type(m) is nn.Linear)
