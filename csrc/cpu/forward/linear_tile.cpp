@@ -74,24 +74,6 @@ struct BFloat16Pairs : BFloat16 {
   static constexpr int kParts = 1;
   static constexpr bool kWidens = false, kPairs = true;
 
-  // The floats of unpacked blocks become a panel of bfloat16, in their place.
-  static void pair(float* w, int64_t inputs) {
-    alignas(64) uint16_t order[32];
-    for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
-    const __m512i interleave = load<__m512i>(order);
-    char* out = reinterpret_cast<char*>(w);
-    for (int64_t k = 0; k < inputs; k += kInputs, w += kInputs * kWidth, out += 2 * kRegister) {
-      __m512i pairs[2];
-      for (int r = 0; r < 2; ++r) {
-        const auto first = load<__m512>(w + r * kLanes),
-                   second = load<__m512>(w + kWidth + r * kLanes);
-        const auto rounded = (__m512i)_mm512_cvtne2ps_pbh(second, first);
-        pairs[r] = _mm512_maskz_permutexvar_epi16(~0u, interleave, rounded);
-      }
-      store(out, pairs);
-    }
-  }
-
   static V weights(const uint16_t* step, int, int r) { return load<V>(step + 2 * r * kLanes); }
   static V add(V sum, V weights, const uint16_t* x) {
     return (V)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights,
@@ -129,7 +111,8 @@ void read_rows(const PackedLinearParams& p, void* rows) {
 
 // Panels that a thread reads side by side, a block of each in turn: the processor fetches ahead of
 // each of them. More rows have less time for it.
-constexpr int panels_at_once(int64_t rows) { return 3 * rows <= kBlockRows ? 3 : 2; }
+constexpr int kPanelsAtOnce = 3;
+constexpr int panels_at_once(int64_t rows) { return 3 * rows <= kBlockRows ? kPanelsAtOnce : 2; }
 
 // The next blocks of these panels come into the cache while one is multiplied, an equal part of
 // each in every pass: the processor's own prefetching ends with a page and between two passes. They
@@ -226,12 +209,14 @@ void write_panel(const PackedLinearParams& p, int64_t first, const V (*totals)[2
     for (int r = 0; r < 2; ++r) bias[r] = Type::widen(lanes + r * kLanes);
   }
   for (int64_t m = 0; m < p.rows; ++m) {
+    Element* const y = static_cast<Element*>(p.y) + m * p.weight.out_features + first;
     Element lanes[kWidth];
+    Element* const out = outputs == kWidth ? y : lanes;
     for (int r = 0; r < 2; ++r) {
       const V total = totals[m][r];
-      Type::narrow(p.weight.bias == nullptr ? total : total + bias[r], lanes + r * kLanes);
+      Type::narrow(p.weight.bias == nullptr ? total : total + bias[r], out + r * kLanes);
     }
-    __builtin_memcpy(static_cast<Element*>(p.y) + m * p.weight.out_features + first, lanes, bytes);
+    if (out != y) __builtin_memcpy(y, lanes, bytes);
   }
 }
 
@@ -261,61 +246,28 @@ void round_block(float* w, int64_t inputs) {
   }
 }
 
-template <class Type>
-void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int64_t end) {
-  using Element = typename Type::Element;
+// Multiplies the rows by the panels [begin, end), of which `at_once` lie side by side: calls
+// multiply_weights(a block of a panel, its first input, inputs, what comes next, the totals of that
+// panel), which reads the block in `passes` passes and begins the totals at the first input.
+template <class Type, class Multiply>
+void multiply_panels(const PackedLinearParams& p, int64_t begin, int64_t end, int64_t at_once,
+                     int64_t passes, const Multiply& multiply_weights) {
   const int64_t size = row_size<Type>(p), block = block_size(size);
   const int64_t whole_panel = panel_bytes<Type>(p, size);
-  const BlockKernels& of_blocks = kBlockKernels[static_cast<int>(p.weight.format)];
   const char* w = static_cast<const char*>(p.weight.panels) + begin * whole_panel;
-  const bool widened = Type::kWidens && p.rows > 2 * kBlockRows;
-  const int64_t passes = (p.rows + kBlockRows - 1) / kBlockRows;
-  alignas(64) float wide[kBlock * kWidth];
-  V totals[2 * kGroupRows][2];
+  V totals[kPanelsAtOnce * kGroupRows][2];
   // Panels side by side are as far apart as the share of each. Those left over come one by one.
-  for (int64_t at_once = panels_at_once(p.rows); begin < end; at_once = 1) {
+  for (; begin < end; at_once = 1) {
     const int64_t share = (end - begin) / at_once, stride = share * whole_panel;
     const int64_t parts = at_once * passes * size;
     const int64_t bytes = (whole_panel + parts - 1) / parts;
     for (const int64_t share_end = begin + share; begin < share_end; ++begin) {
-      __builtin_memset(totals, 0, static_cast<size_t>(at_once * p.rows) * sizeof *totals);
       for (int64_t k = 0; k < size; k += block) {
         const int64_t inputs = smaller(block, size - k), block_bytes = panel_bytes<Type>(p, inputs);
-        const auto* x = static_cast<const typename Type::Row*>(rows) + k;
         for (int64_t i = 0; i < at_once; ++i) {
-          const char* panel = w + i * stride;
-          V(*const sums)[2] = totals + i * p.rows;
           const NextBlocks next = {w + block_bytes + i * passes * inputs * bytes, bytes,
                                    at_once > 1 ? stride : 64};
-          const auto multiply_weights = [&](auto type, const void* weights) {
-            using Of = decltype(type);
-            multiply_block<Of>(p.rows, passes, x, size,
-                               static_cast<const typename Of::Element*>(weights), inputs, next,
-                               sums);
-          };
-          if (of_blocks.unpack != nullptr) {
-            if constexpr (sizeof(Element) == 4) {
-              if (p.rows <= kFewRows) {
-                of_blocks.multiply[p.rows - 1](x, size, panel, inputs, sums);
-                continue;
-              }
-            }
-            of_blocks.unpack(panel, inputs, wide);
-            if constexpr (Type::kPairs) {
-              Type::pair(wide, inputs);
-              multiply_weights(Type(), wide);
-            } else {
-              if constexpr (sizeof(Element) == 2) round_block<Type>(wide, inputs);
-              multiply_weights(Float32(), wide);
-            }
-          } else if (widened) {
-            if constexpr (Type::kWidens) {
-              widen_block<Type>(reinterpret_cast<const Element*>(panel), inputs, wide);
-              multiply_weights(Float32(), wide);
-            }
-          } else {
-            multiply_weights(Type(), panel);
-          }
+          multiply_weights(w + i * stride, k, inputs, next, totals + i * p.rows);
         }
         w += block_bytes;
       }
@@ -326,6 +278,48 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
     begin += (at_once - 1) * share;
     w += (at_once - 1) * stride;
   }
+}
+
+template <class Type>
+void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int64_t end) {
+  using Element = typename Type::Element;
+  const int64_t size = row_size<Type>(p), passes = (p.rows + kBlockRows - 1) / kBlockRows;
+  const BlockKernels& of_blocks = kBlockKernels[static_cast<int>(p.weight.format)];
+  const bool widened = Type::kWidens && p.rows > 2 * kBlockRows;
+  alignas(64) float wide[kBlock * kWidth];
+  const auto multiply_weights = [&](const char* panel, int64_t k, int64_t inputs,
+                                    const NextBlocks& next, V(*totals)[2]) {
+    if (k == 0) __builtin_memset(totals, 0, static_cast<size_t>(p.rows) * sizeof *totals);
+    const auto* x = static_cast<const typename Type::Row*>(rows) + k;
+    const auto multiply_as = [&](auto type, const void* weights) {
+      using Of = decltype(type);
+      multiply_block<Of>(p.rows, passes, x, size, static_cast<const typename Of::Element*>(weights),
+                         inputs, next, totals);
+    };
+    if (of_blocks.unpack != nullptr) {
+      if constexpr (sizeof(Element) == 4) {
+        if (p.rows <= kFewRows) {
+          return of_blocks.multiply[p.rows - 1](x, size, panel, inputs, totals);
+        }
+      }
+      if constexpr (Type::kPairs) {
+        of_blocks.unpack_pairs(panel, inputs, wide);
+        multiply_as(Type(), wide);
+      } else {
+        of_blocks.unpack(panel, inputs, wide);
+        if constexpr (sizeof(Element) == 2) round_block<Type>(wide, inputs);
+        multiply_as(Float32(), wide);
+      }
+    } else if (widened) {
+      if constexpr (Type::kWidens) {
+        widen_block<Type>(reinterpret_cast<const Element*>(panel), inputs, wide);
+        multiply_as(Float32(), wide);
+      }
+    } else {
+      multiply_as(Type(), panel);
+    }
+  };
+  multiply_panels<Type>(p, begin, end, panels_at_once(p.rows), passes, multiply_weights);
 }
 
 // float32 rows are read where they are.
@@ -360,94 +354,107 @@ void pad_rows(const PackedLinearParams& p, void* rows) {
 // A tile of weights holds kTileInputs inputs of half a panel; one of x as many of up to 16 rows.
 constexpr int64_t kTileRows = 16, kTileInputs = kBlockUnit;
 
-// For up to 32 rows of x: tiles 0 to 3 are sums, 4 and 5 are x, 6 and 7 are weights.
+// Tiles 0 and 1 are sums of 16 rows, and 2 is their x; 3 to 5 are those of the last rows, which may
+// be fewer; 6 and 7 are weights.
 struct TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  explicit TileConfig(int64_t rows_of_x) {
-    const int64_t first = smaller(rows_of_x, kTileRows), second = rows_of_x - first;
-    const int64_t of_tile[] = {first, first, second, second, first, second, kTileRows, kTileRows};
+  explicit TileConfig(int64_t last_rows) {
     for (int tile = 0; tile < 8; ++tile) {
-      row_bytes[tile] = of_tile[tile] > 0 ? 64 : 0;
-      rows[tile] = static_cast<uint8_t>(of_tile[tile]);
+      row_bytes[tile] = 64;
+      rows[tile] = static_cast<uint8_t>(tile / 3 == 1 ? last_rows : kTileRows);
     }
   }
 };
 
-// Adds the products of a block with the rows of one tile or of two. What a tile reads of x beyond
-// its inputs is zero, and so is what `weights_end` holds beyond the last ones.
-template <bool kTwo>
-void multiply_tiles(const uint16_t* x, int64_t size, int64_t rows, const uint16_t* w,
-                    int64_t inputs, const uint16_t* weights_end, V (*totals)[2]) {
+// GCC does not know how much memory the instructions of tiles read.
+inline void written(const void* p) { __asm__ volatile("" : : "r"(p) : "memory"); }
+
+// The numbers of tiles are part of the instructions.
+#define SPECDEC_TILES(Name, sum0, sum1, inputs)               \
+  struct Name {                                               \
+    static void load_sums(bool first, const V (*totals)[2]) { \
+      if (first) {                                            \
+        _tile_zero(sum0);                                     \
+        _tile_zero(sum1);                                     \
+        return;                                               \
+      }                                                       \
+      _tile_loadd(sum0, &totals[0][0], sizeof *totals);       \
+      _tile_loadd(sum1, &totals[0][1], sizeof *totals);       \
+    }                                                         \
+    static void add(const uint16_t* x, int stride) {          \
+      _tile_loadd(inputs, x, stride);                         \
+      _tile_dpbf16ps(sum0, inputs, 6);                        \
+      _tile_dpbf16ps(sum1, inputs, 7);                        \
+    }                                                         \
+    static void store_sums(V (*totals)[2]) {                  \
+      _tile_stored(sum0, &totals[0][0], sizeof *totals);      \
+      _tile_stored(sum1, &totals[0][1], sizeof *totals);      \
+    }                                                         \
+  };
+SPECDEC_TILES(SixteenRows, 0, 1, 2)
+SPECDEC_TILES(LastRows, 3, 4, 5)
+
+// Adds the products of a block to the totals of the rows of one tile; the sums go on in the tiles
+// from block to block. What a tile reads of x beyond its inputs is zero, and so is what
+// `weights_end` holds beyond the last ones. Four tiles of sums, for twice the rows, would read each
+// weight half as often, but then fewer lines of x and of the weights wait beside those fetched
+// ahead.
+template <class Tiles>
+void multiply_tile(const uint16_t* x, int64_t size, const uint16_t* w, int64_t inputs,
+                   const uint16_t* weights_end, const NextBlocks& next, bool first,
+                   V (*totals)[2]) {
   constexpr int kStride = kWidth * 2 * sizeof *w;
-  const int x_stride = static_cast<int>(size * sizeof *x);
-  alignas(64) float sums[2][2 * kTileRows][kLanes];
-  _tile_zero(0);
-  _tile_zero(1);
-  if (kTwo) _tile_zero(2);
-  if (kTwo) _tile_zero(3);
+  const char* ahead = next.begin;
+  const int64_t step = next.stride == 64 ? kPanelsAtOnce * 64 : 64;
+  written(w);
+  written(weights_end);
+  Tiles::load_sums(first, totals);
   for (int64_t k = 0; k < inputs; k += kTileInputs) {
+    for (const char* end = ahead + kTileInputs * next.bytes; ahead < end; ahead += step) {
+#pragma GCC unroll 3
+      for (int i = 0; i < kPanelsAtOnce; ++i) __builtin_prefetch(ahead + i * next.stride, 0, 2);
+    }
     const uint16_t* tile = k + kTileInputs <= inputs ? w + k * kWidth : weights_end;
     _tile_loadd(6, tile, kStride);
     _tile_loadd(7, tile + 2 * kLanes, kStride);
-    _tile_loadd(4, x + k, x_stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if (!kTwo) continue;
-    _tile_loadd(5, x + kTileRows * size + k, x_stride);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    Tiles::add(x + k, static_cast<int>(size * sizeof *x));
   }
-  _tile_stored(0, sums[0], 64);
-  _tile_stored(1, sums[1], 64);
-  if (kTwo) _tile_stored(2, sums[0][kTileRows], 64);
-  if (kTwo) _tile_stored(3, sums[1][kTileRows], 64);
-  for (int64_t m = 0; m < rows; ++m) {
-    totals[m][0] += load<V>(sums[0][m]);
-    totals[m][1] += load<V>(sums[1][m]);
-  }
+  Tiles::store_sums(totals);
 }
 
 void multiply_amx(const PackedLinearParams& p, const void* rows, int64_t begin, int64_t end) {
-  const int64_t size = row_size<BFloat16>(p), block = block_size(size);
   const int64_t x_size = padded_size<kTileInputs>(p);
-  const UnpackBlocks unpack = kBlockKernels[static_cast<int>(p.weight.format)].unpack;
-  const char* panel_at =
-      static_cast<const char*>(p.weight.panels) + begin * panel_bytes<BFloat16>(p, size);
-  alignas(64) float wide[kBlock * kWidth];
-  uint16_t weights_end[kTileInputs * kWidth];
-  V totals[kGroupRows][2];
-  int64_t configured = 0;
-  for (int64_t panel = begin; panel < end; ++panel) {
-    __builtin_memset(totals, 0, static_cast<size_t>(p.rows) * sizeof *totals);
-    for (int64_t k = 0; k < size; k += block) {
-      const int64_t inputs = smaller(block, size - k), last = inputs % kTileInputs;
-      const auto* w = reinterpret_cast<const uint16_t*>(panel_at);
-      if (unpack != nullptr) {
-        unpack(panel_at, inputs, wide);
-        BFloat16Pairs::pair(wide, inputs);
-        w = reinterpret_cast<const uint16_t*>(wide);
-      }
-      __builtin_memset(weights_end, 0, sizeof weights_end);
-      __builtin_memcpy(weights_end, w + (inputs - last) * kWidth,
-                       static_cast<size_t>(last * kWidth) * sizeof *w);
-      for (int64_t m = 0; m < p.rows; m += 2 * kTileRows) {
-        const int64_t part = smaller(2 * kTileRows, p.rows - m);
-        if (part != configured) {
-          const TileConfig config(part);
-          _tile_loadconfig(&config);
-          configured = part;
+  const int64_t passes = (p.rows + kTileRows - 1) / kTileRows;
+  const int64_t whole_rows = (passes - 1) * kTileRows;
+  const auto unpack = kBlockKernels[static_cast<int>(p.weight.format)].unpack_pairs;
+  alignas(64) uint16_t unpacked[kBlock * kWidth];
+  uint16_t weights_end[kTileInputs * kWidth] = {};
+  const TileConfig config(p.rows - whole_rows);
+  written(&config);
+  _tile_loadconfig(&config);
+  multiply_panels<BFloat16>(
+      p, begin, end, kPanelsAtOnce, passes,
+      [&](const char* panel, int64_t k, int64_t inputs, NextBlocks next, V(*totals)[2]) {
+        const auto* w = reinterpret_cast<const uint16_t*>(panel);
+        if (unpack != nullptr) {
+          unpack(panel, inputs, unpacked);
+          w = unpacked;
         }
-        const auto multiply = part > kTileRows ? multiply_tiles<true> : multiply_tiles<false>;
-        multiply(static_cast<const uint16_t*>(rows) + m * x_size + k, x_size, part, w, inputs,
-                 weights_end, totals + m);
-      }
-      panel_at += panel_bytes<BFloat16>(p, inputs);
-    }
-    write_panel<BFloat16>(p, panel * kWidth, totals);
-  }
+        if (const int64_t last = inputs % kTileInputs; last > 0) {
+          __builtin_memcpy(weights_end, w + (inputs - last) * kWidth,
+                           static_cast<size_t>(last * kWidth) * sizeof *w);
+        }
+        const auto* x = static_cast<const uint16_t*>(rows) + k;
+        for (int64_t m = 0; m < p.rows; m += kTileRows) {
+          const auto multiply =
+              m < whole_rows ? multiply_tile<SixteenRows> : multiply_tile<LastRows>;
+          multiply(x + m * x_size, x_size, w, inputs, weights_end, next, k == 0, totals + m);
+          next.begin += inputs * next.bytes;
+        }
+      });
   _tile_release();
 }
 

@@ -2,8 +2,8 @@
 // Products of rows with panels of packed weights. One source is built once per instruction set.
 //
 // The order of each sum follows from the number of inputs alone: runs of kRun products, blocks of
-// kBlock inputs, then the sum of the blocks. So a row's bits do not depend on the rows beside it,
-// and the error stays that of a short sum.
+// kBlock inputs, then the sum of the blocks, so that the error stays that of a short sum. AMX adds
+// one pair of products after the other. So a row's bits do not depend on the rows beside it.
 #include <cstddef>
 #include <cstdint>
 

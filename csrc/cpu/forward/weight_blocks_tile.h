@@ -159,6 +159,41 @@ void unpack_blocks(const char* from, int64_t inputs, float* out) {
   }
 }
 
+#if defined(__AVX512BF16__)
+// The same as a panel of bfloat16, for the products of pairs.
+template <WeightFormat kFormat>
+void unpack_pairs(const char* from, int64_t inputs, void* out) {
+  using Format = Blocks<kFormat>;
+  alignas(64) uint16_t order[32];
+  for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
+  const __m512i interleave = load<__m512i>(order);
+  Format blocks(from);
+  auto* to = static_cast<char*>(out);
+  V first[2];
+  for (int64_t done = 0; done < inputs; done += Format::kBlock.inputs) {
+    blocks.each_input(
+        [&](int64_t k, V w0, V w1) {
+          const V weights[2] = {w0, w1};
+          for (int r = 0; r < 2; ++r) {
+            if (k % 2 == 0) {
+              first[r] = weights[r];
+            } else {
+              const auto rounded =
+                  (__m512i)_mm512_cvtne2ps_pbh((__m512)weights[r], (__m512)first[r]);
+              store(to + (k / 2 * 2 + r) * kRegister,
+                    _mm512_maskz_permutexvar_epi16(~0u, interleave, rounded));
+            }
+          }
+        },
+        [](int64_t) {});
+    to += Format::kBlock.inputs * kRegister;
+  }
+}
+#else
+template <WeightFormat kFormat>
+constexpr void (*unpack_pairs)(const char*, int64_t, void*) = nullptr;
+#endif
+
 // Adds to `totals` the products of M rows of floats with `inputs` inputs of one panel, at most a
 // block, in the order of panels of floats. Few rows leave time to unpack weights between products.
 template <WeightFormat kFormat, int M>
@@ -198,13 +233,16 @@ constexpr int64_t kFewRows = 2;  // more rows take less time on weights that are
 
 struct BlockKernels {
   UnpackBlocks unpack;
+  void (*unpack_pairs)(const char* from, int64_t inputs, void* out);
   void (*multiply[kFewRows])(const float* x, int64_t stride, const char* from, int64_t inputs,
                              V (*totals)[2]);  // by the number of rows
 };
 
 template <WeightFormat kFormat>
 constexpr BlockKernels block_kernels() {
-  return {unpack_blocks<kFormat>, {multiply_blocks<kFormat, 1>, multiply_blocks<kFormat, 2>}};
+  return {unpack_blocks<kFormat>,
+          unpack_pairs<kFormat>,
+          {multiply_blocks<kFormat, 1>, multiply_blocks<kFormat, 2>}};
 }
 
 // In the order of WeightFormat; null for floats.
