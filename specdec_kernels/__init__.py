@@ -7,7 +7,7 @@ rejected tokens from the KV cache.
 
 from torch import serialization as _serialization
 
-from ._library import cpu_capability, has_cuda_kernels, providers
+from ._library import bfloat16_products, cpu_capability, has_cuda_kernels, providers
 from ._warm_up import warm_up
 from .arguments.draft_forms import DraftMap, SampledDraft, SparseDraft
 from .arguments.noise import draft_positions
@@ -90,6 +90,7 @@ __all__ = [
     "TreeVerdict",
     "Trie",
     "Verdict",
+    "bfloat16_products",
     "build_trie",
     "cached_attention",
     "cpu_capability",

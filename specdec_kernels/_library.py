@@ -57,10 +57,9 @@ TRITON_OPS = ("sample", "verify_chain", *_TRITON_ONLY)
 # Ops that PyTorch's own indexing serves on CUDA devices without our CUDA kernels.
 INDEXED_OPS = (*CACHE_OPS, "ngram_propose")
 
-# csrc/torch/build_info.cpp returns an index into it.
-CPU_CAPABILITIES = ("avx512", "avx2", "plain")
-# What SPECDEC_CPU_CAPABILITY may ask for beside these, with AVX-512: other products of bfloat16.
-_BF16_PRODUCTS = ("amx_bf16", "avx512_bf16")
+# csrc/torch/build_info.cpp returns an index into it. The first two are AVX-512 with products of
+# bfloat16.
+CPU_CAPABILITIES = ("amx_bf16", "avx512_bf16", "avx512", "avx2", "plain")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -73,7 +72,7 @@ def _environment(variable: str, allowed: tuple[str, ...]) -> str:
 
 
 # The library reads this variable itself and ignores an unknown value, so it is checked here.
-_environment("SPECDEC_CPU_CAPABILITY", _BF16_PRODUCTS + CPU_CAPABILITIES)
+_environment("SPECDEC_CPU_CAPABILITY", CPU_CAPABILITIES)
 
 
 def has_cuda_kernels() -> bool:
@@ -87,7 +86,13 @@ def cpu_capability() -> str:
     It is the widest one that the processor has. The environment variable SPECDEC_CPU_CAPABILITY,
     read when the package is imported, asks for a narrower one.
     """
-    return CPU_CAPABILITIES[ops.cpu_capability.default()]
+    return CPU_CAPABILITIES[max(ops.cpu_capability.default(), 2)]
+
+
+def bfloat16_products() -> str:
+    """How `packed_linear` multiplies bfloat16 in this process: amx_bf16, avx512_bf16 or floats."""
+    number = ops.cpu_capability.default()
+    return CPU_CAPABILITIES[number] if number < 2 else "floats"
 
 
 def _cuda_provider() -> str:

@@ -1,7 +1,5 @@
 // Facts that _library.py asks for: how this library was built, and what the processor runs.
-#include <string_view>
-
-#include "cpu/row/tile.h"
+#include "cpu/capability.h"
 #include "torch/register.h"
 
 namespace specdec {
@@ -17,8 +15,7 @@ bool built_with_cuda() {
 
 // The number of the instruction set in CPU_CAPABILITIES of _library.py.
 int64_t cpu_capability() {
-  const std::string_view isa = cpu::tile_kernels().isa;
-  return isa == "avx512" ? 0 : isa == "avx2" ? 1 : 2;
+  return static_cast<int64_t>(cpu::Capability::kAmxBf16) - static_cast<int64_t>(cpu::capability());
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {

@@ -9,7 +9,7 @@ from specdec_hf import generate, load_gguf, pack_
 from specdec_hf.model_files import load_model
 from specdec_hf.model_paths import MissingModelError
 from specdec_hf.runner.model_record import record_of
-from specdec_hf.runner.packed.blocks import BlockFile, rounded_to_int8
+from specdec_hf.runner.packed.blocks import BlockFile, blocks_pay, rounded_to_int8
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from support.cli_models import write_gguf
 from support.hf_models import decode, decode_as_generate
@@ -54,10 +54,13 @@ def test_a_weight_that_was_changed_is_no_longer_multiplied_as_blocks(file):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_16_bits_are_packed_as_they_are(file, dtype):
-    stats = texts(load_model(file, dtype=dtype))[1]
-    assert (stats.packed.layers, stats.packed.blocks) == (15, 0)
-    assert not any("blocks" in note for note in stats.notes)
+def test_weights_of_16_bits_are_packed_as_they_are_but_with_amx(file, dtype):
+    model, blocks = load_model(file, dtype=dtype), 13 if blocks_pay(dtype) else 0
+    sequences, stats = texts(model)
+    assert (stats.packed.layers, stats.packed.blocks) == (15, blocks)
+    assert any("blocks" in note for note in stats.notes) == (blocks > 0)
+    assert torch.equal(texts(copy.deepcopy(model))[0], sequences)
+    assert not blocks_pay(torch.float16)
 
 
 def test_packing_in_place_keeps_the_blocks_alone(file):
@@ -71,7 +74,7 @@ def test_packing_in_place_keeps_the_blocks_alone(file):
         assert torch.equal(layer.weight, before)
     assert torch.equal(texts(model)[0], sequences)
     narrow = copy.deepcopy(model).to(torch.bfloat16)
-    assert texts(narrow)[1].packed.blocks == 0
+    assert texts(narrow)[1].packed.blocks == 0  # it was packed anew, without the file
     assert narrow.model.layers[0].mlp.up_proj.weight.equal(layers[5].weight.bfloat16())
 
 
@@ -114,8 +117,9 @@ def test_a_head_drafts_on_weights_rounded_to_int8(file):
     kind = gguf.GGMLQuantizationType.Q8_0
     want = torch.from_numpy(gguf.dequantize(gguf.quantize(got.numpy(), kind), kind))
     torch.testing.assert_close(got, want, rtol=2e-3, atol=0)
-    for other in (weight.bfloat16(), weight[:, :33].contiguous(), weight * 1e38, weight / 0):
+    for other in (weight.half(), weight[:, :33].contiguous(), weight * 1e38, weight / 0):
         assert rounded_to_int8(other) is None
+    assert (rounded_to_int8(weight.bfloat16()) is not None) == blocks_pay(torch.bfloat16)
 
 
 @pytest.mark.full

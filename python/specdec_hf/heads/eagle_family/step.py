@@ -206,7 +206,8 @@ def _rounded(module: Any) -> nn.Linear | None:
     if blocks is None:
         return None
     layer = nn.Linear(blocks.in_features, blocks.out_features, device="meta")
-    layer.weight = nn.Parameter(unpack_blocks(blocks), requires_grad=False)
+    weight = unpack_blocks(blocks).to(module.weight.dtype)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
     layer.bias = module.bias
     return layer
 

@@ -52,7 +52,7 @@ class PackedInPlace(OnlyPacked):
             return self._tied
         panels, inputs, outputs = self.packed_weight
         if panels.dtype == torch.uint8:
-            return unpack_blocks(self.packed_weight)
+            return unpack_blocks(self.packed_weight).to(self.dtype)
         if panels.ndim == 4:  # pairs of inputs
             panels = panels.transpose(2, 3).flatten(1, 2)
         return panels.transpose(1, 2).flatten(0, 1)[:outputs, :inputs].contiguous()
