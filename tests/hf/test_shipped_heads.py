@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hf.published_heads import Reference
+from specdec_hf import pack_
 from specdec_hf.cli.sources import EMBEDDED_NAME
 from specdec_hf.heads import shipped
 from specdec_hf.heads.auto import BENEFIT_OF_HEAD, AutoDrafter
@@ -52,6 +53,14 @@ def test_a_target_of_other_weights_is_not_served(change, target, head):
     with torch.no_grad():
         change(target)
     assert shipped.find_head(target).folder is None
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])  # the second ties its output layer
+def test_a_target_that_was_packed_in_place_keeps_its_digest(name):
+    model = hf_models.build(name, tie_word_embeddings=name == "qwen2")
+    before = shipped.digest_of(model)
+    pack_(model)
+    assert shipped.digest_of(model) == before
 
 
 def test_a_head_beside_the_target_comes_first(target, head, tmp_path):

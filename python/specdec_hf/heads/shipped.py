@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from specdec_hf.arguments import Refused, check_integer, check_integers
 from specdec_hf.heads.base import state_of
 from specdec_hf.heads.files import CONFIG, checked_size, read_config
 from specdec_hf.runner.model_record import record_of
+from specdec_hf.runner.packed.model import OnlyPacked
 from specdec_hf.runner.self_check import PASSING, undisturbed
 
 SAMPLE = "sample.json"
@@ -234,27 +235,34 @@ def record_target(folder: Path, model: Any, sample: Sample | None = None) -> Non
 def digest_of(model: Any) -> str | None:
     """SHA-256 of the names, shapes and numbers of all weights, which are rounded to bfloat16.
 
-    So copies of a checkpoint in float32 and in bfloat16 have the same digest, on any device. One in
-    float16 has another. It is kept with the model and made again where weights changed; what is
-    written through ``weight.data`` is not seen.
+    So copies of a checkpoint in float32 and in bfloat16 have the same digest, on any device and
+    after `pack_`. One in float16 has another. It is kept with the model and made again where
+    weights changed; what is written through ``weight.data`` is not seen.
 
     Returns:
         None where a weight is not a plain tensor, or is not in memory.
     """
-    weights = dict(sorted(model.named_parameters()))
+    weights = dict(model.named_parameters())
+    packed = {
+        f"{name}.weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, OnlyPacked) and not module.is_tied
+    }
     if not all(map(_is_plain, weights.values())):
         return None
-    state = tuple((name, *state_of(weight)) for name, weight in weights.items())
+    held = weights | {name: module.panels for name, module in packed.items()}
+    state = tuple((name, *state_of(held[name])) for name in sorted(held))
     record = record_of(model)
     if record.digest is None or record.digest[0] != state:
-        record.digest = state, _digest(weights)
+        record.digest = state, _digest(weights | packed)
     return record.digest[1]
 
 
 @torch.no_grad()
-def _digest(weights: dict[str, torch.Tensor]) -> str:
+def _digest(weights: Mapping[str, torch.Tensor | OnlyPacked]) -> str:
     digest = hashlib.sha256()
-    for name, weight in weights.items():
+    for name, held in sorted(weights.items()):
+        weight = held.weight if isinstance(held, OnlyPacked) else held
         digest.update(f"{name} {list(weight.shape)}\n".encode())
         bits = weight.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16)
         digest.update(bits.numpy().tobytes())

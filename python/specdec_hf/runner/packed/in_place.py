@@ -38,6 +38,7 @@ class PackedInPlace(OnlyPacked):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias = layer.bias
         self._tied, self.dtype = layer.weight if tied else None, layer.weight.dtype
+        self.is_tied = tied
         self.packed_weight = packed
 
     @property

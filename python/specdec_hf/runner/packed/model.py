@@ -93,6 +93,13 @@ class PackedStats:
 class OnlyPacked(nn.Module):
     """Base class of a linear layer that keeps packed weights alone; see in_place.py."""
 
+    is_tied: bool  # whether another module holds the weight too
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[N, K]: the tied weight, or a new tensor."""
+        raise NotImplementedError
+
     @property
     def panels(self) -> torch.Tensor:
         """Those of the packed weight."""
