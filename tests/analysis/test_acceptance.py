@@ -1,13 +1,20 @@
-"""Acceptance rates and counts against rational enumeration."""
+"""Acceptance rates and counts against rational numbers, formulas and sums over all drafts."""
 
 import math
 from fractions import Fraction
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from proofs import SIGNIFICANCE, assert_close
+from proofs.toy_chain import (
+    accepted_count_distribution,
+    lenient_masses,
+    top_beta_masses,
+    typical_masses,
+)
 from scipy.special import bdtr, bdtrc
 
 from specdec_kernels import analysis, verify_chain
@@ -38,59 +45,40 @@ def rational_pairs(rng, n=60, v=5):
 # Acceptance in one row.
 
 
-@pytest.mark.parametrize("lenience", [Fraction(1), Fraction(7, 10), Fraction(1, 16)], ids=str)
-def test_acceptance_of_lenient_and_token_equals_the_rational_enumeration(lenience):
-    for p, q in rational_pairs(np.random.default_rng(1)):
-        accepted = [b * min(1, a / (lenience * b)) if b else 0 for a, b in zip(p, q, strict=True)]
-        l, a, b = float(lenience), tensor(p), tensor(q)
-        mass = analysis.accepted_mass(a, b, "lenient", lenience=l)
-        assert_close("mass", mass, tensor(accepted), atol=1e-15)
-        rate = analysis.acceptance_rate(a, b, "lenient", lenience=l)
-        assert float(rate) == pytest.approx(float(sum(accepted)), abs=1e-15)
-        if lenience == 1:
-            assert float(analysis.acceptance_rate(a, b)) == float(rate)
-            assert float(analysis.divergence(a, b)) == pytest.approx(1 - float(rate), abs=1e-15)
-
-
-def typical(p, epsilon, delta):
-    """Whether each token is accepted, and the distance at which rounding decides."""
-    entropy = -sum(float(x) * math.log(x) for x in p if x)
-    bound = min(epsilon, delta * math.exp(-entropy))
-    return [x > bound for x in p], min(abs(x - bound) for x in p) if bound else 1
-
-
-def top_beta(p, rank, distance):
-    fall = [math.log(max(p) / x) if x else math.inf for x in p]
-    better = [sum(y > x for y in p) for x in p]
-    accepted = [
-        f <= distance and x > 0 and n < rank for x, f, n in zip(p, fall, better, strict=True)
-    ]
-    return accepted, min(abs(f - distance) for f in fall if f < math.inf)
-
-
-SETS = {
-    "typical": (typical, ("epsilon", "delta"), [(0.09, 0.3), (0.5, 0.9), (0.0, 0.3), (1.0, 1.0)]),
+# The formula with which the kernels of a rule are compared, too, its parameters, and values.
+FORMULAS = {
+    "lenient": (lenient_masses, ("lenience",), [(1.0,), (0.7,), (0.0625,)]),
+    "typical": (
+        typical_masses, ("epsilon", "delta"), [(0.09, 0.3), (0.5, 0.9), (0.0, 0.3), (1.0, 0.99)],
+    ),
     "top_beta": (
-        top_beta, ("top_beta_rank", "top_beta_distance"), [(1, 0.3), (2, 0.3), (9, math.inf)]),
+        top_beta_masses, ("top_beta_rank", "top_beta_distance"),
+        [(1, 0.3), (2, 0.3), (9, math.inf)],
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", SETS)
-def test_acceptance_of_a_set_of_tokens_equals_the_enumeration(rule):
-    wanted, names, values = SETS[rule]
+@pytest.mark.parametrize("rule", FORMULAS)
+def test_the_accepted_mass_of_a_rule_is_that_of_its_formula(rule):
+    formula, names, values = FORMULAS[rule]
     for given in values:
-        outcomes = set()
+        parameters, outcomes = dict(zip(names, given, strict=True)), set()
         for p, q in rational_pairs(np.random.default_rng(2)):
-            accepted, distance = wanted(p, *given)
-            if distance < 1e-12:
-                continue  # rounding decides
-            outcomes |= set(accepted)
             a, b = tensor(p), tensor(q)
-            assert getattr(analysis, f"{rule}_set")(a, *given).tolist() == accepted
-            rate = analysis.acceptance_rate(a, b, rule, **dict(zip(names, given, strict=True)))
-            want = float(sum(x for x, ok in zip(q, accepted, strict=True) if ok))
-            assert float(rate) == pytest.approx(want, abs=1e-15)
+            want, _ = formula(a, b, *given)
+            assert_close("mass", analysis.accepted_mass(a, b, rule, **parameters), want, atol=1e-15)
+            rate = float(analysis.acceptance_rate(a, b, rule, **parameters))
+            assert rate == pytest.approx(float(want.sum()), abs=1e-15)
+            outcomes |= set((want == b)[b > 0].tolist())
+            if rule != "lenient":
+                chosen = getattr(analysis, f"{rule}_set")(a, *given)
+                assert torch.equal(chosen[b > 0], (want > 0)[b > 0])
+            elif parameters["lenience"] == 1:
+                assert float(analysis.acceptance_rate(a, b)) == rate
+                assert float(analysis.divergence(a, b)) == pytest.approx(1 - rate, abs=1e-15)
         assert outcomes == {True, False}
+    certain = torch.tensor([0.0, 1.0])
+    assert not analysis.typical_set(certain, 1.0, 1.0).any(), "its bound is strict"
 
 
 def rational_match(p, q):
@@ -261,41 +249,23 @@ def test_the_best_of_several_chains_has_the_length_that_enumeration_gives(gamma)
 
 
 def conditionals(rng, v, rows):
-    """Random rational distributions by prefix, zeros among them, and as tables [V] * (i + 1)."""
-    by_prefix, out = {}, []
+    """Random distributions by prefix, zeros among them, as tables [V] * (i + 1)."""
+    out = []
     for i in range(rows):
-        prefixes = list(product(range(v), repeat=i))
-        by_prefix |= {x: normalized([*map(int, rng.integers(0, 5, v - 1)), 1]) for x in prefixes}
-        out.append(torch.stack([tensor(by_prefix[x]) for x in prefixes]).view((v,) * (i + 1)))
-    return by_prefix, out
-
-
-def rational_block(p, q, v, gamma):
-    """The distribution of tau by rule block (docs/rules.md#block)."""
-    counts = [Fraction(0)] * (gamma + 1)
-    for x in product(range(v), repeat=gamma):
-        weight, c, rest = math.prod(q[x[:i]][x[i]] for i in range(gamma)), [Fraction(1)], []
-        if weight == 0:
-            continue
-        for i in range(gamma):
-            c.append(min(1, c[i] * p[x[:i]][x[i]] / q[x[:i]][x[i]]))
-            common = sum(min(c[i] * a, b) for a, b in zip(p[x[:i]], q[x[:i]], strict=True))
-            h = (c[i] - common) / (1 - common) if common != 1 else Fraction(1)
-            rest.append(h if i else Fraction(1))
-        for n, h in reversed(list(enumerate([*rest, c[gamma]]))):
-            counts[n] += weight * h
-            weight *= 1 - h
-    return counts
+        weights = [[*map(int, rng.integers(0, 5, v - 1)), 1] for _ in range(v**i)]
+        out.append(torch.stack([tensor(normalized(w)) for w in weights]).view((v,) * (i + 1)))
+    return out
 
 
 @pytest.mark.parametrize(("v", "gamma"), [(2, 1), (4, 1), (3, 2), (2, 3)])
-def test_the_accepted_count_of_block_equals_the_rational_enumeration(v, gamma):
+def test_the_accepted_count_of_block_is_the_sum_over_all_drafts(v, gamma):
     rng = np.random.default_rng(10 * v + gamma)
     for _ in range(12):
-        (p, target), (q, draft) = (conditionals(rng, v, gamma + 1) for _ in "pq")
-        want = rational_block(p, q, v, gamma)
+        target, draft = (conditionals(rng, v, gamma + 1) for _ in "pq")
+        tables = SimpleNamespace(gamma=gamma, target_probs=target, draft_probs=draft[:gamma])
+        want = accepted_count_distribution(tables, "block")
         counts = analysis.num_accepted_distribution(draft[:gamma], target, "block")
-        assert_close("tau", counts, tensor(want), atol=1e-15)
+        assert_close("tau", counts, want, atol=1e-14)
         mean, token = (analysis.mean_accepted(draft[:gamma], target, r) for r in ("block", "token"))
         assert mean >= token - 1e-15
         if gamma == 1:

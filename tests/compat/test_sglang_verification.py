@@ -142,31 +142,6 @@ def test_a_chain_is_verified_as_verify_chain_does(n, block):
     assert out["predicts"].view(b, n).tolist() == want.tokens.tolist()
 
 
-@pytest.mark.parametrize("block", [False, True])
-def test_a_chain_has_the_distribution_of_the_target(block):
-    """The pairs that follow one root; and not that of the draft, the negative control."""
-    generator = torch.Generator().manual_seed(5)
-    draft, first, second = torch.rand(3, 3, generator=generator).softmax(-1)
-    drafts = draft.expand(DRAWS, -1).multinomial(1, generator=generator)
-    out = outputs(DRAWS, 2, 2)
-    chain_speculative_sampling_triton(
-        **out, candidates=torch.nn.functional.pad(drafts, (1, 0)),
-        retrieve_index=torch.arange(2 * DRAWS).view(-1, 2),
-        retrieve_next_token=torch.tensor([[1, -1]]).expand(DRAWS, 2),
-        retrieve_next_sibling=torch.full((DRAWS, 2), -1),
-        uniform_samples=torch.rand(DRAWS, 1, generator=generator),
-        uniform_samples_for_final_sampling=torch.rand(DRAWS, generator=generator),
-        target_probs=torch.stack([first, second]).expand(DRAWS, 2, 3),
-        draft_probs=draft.expand(DRAWS, 1, 3), threshold_single=1.0, threshold_acc=1.0,
-        deterministic=True, block_verification=block,
-    )  # fmt: skip
-    tokens = out["predicts"].view(DRAWS, 2).long()
-    after = tokens[out["accept_token_num"] == 1, 1]
-    assert chi_square(tokens[:, 0], first.double()) > SIGNIFICANCE
-    assert chi_square(after, second.double()) > SIGNIFICANCE
-    assert chi_square(tokens[:, 0], draft.double()) < SIGNIFICANCE
-
-
 # The distribution.
 
 ROOT = torch.tensor([0.1, 0.3, 0.4, 0.2])

@@ -42,8 +42,7 @@ def op(request):
 
 CASES = [
     *(c for op in CACHE_OPS for c in proofs.cases(op)),
-    *edge_cases.append_cases(), *edge_cases.truncate_cases(), *edge_cases.move_cases(),
-    *edge_cases.large_cases(),
+    *edge_cases.all_cases(), *edge_cases.large_cases(),
 ]  # fmt: skip
 
 

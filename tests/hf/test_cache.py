@@ -7,12 +7,13 @@ from hf.recorded_ops import spied_reads
 from specdec_hf import EagleTree, TreeSpec, generate
 from specdec_hf.drafters.growing_tree import GrowingTreeState
 from specdec_hf.drafting import checks
+from specdec_hf.extras import prompts_alone
 from specdec_hf.loop import rounds
 from specdec_hf.loop.begin import begin as begin_call
 from specdec_hf.loop.commit import read_verdict
 from specdec_hf.options import Options
 from specdec_hf.request.entry import prepare_call
-from specdec_hf.runner import spec_cache, spec_runner
+from specdec_hf.runner import spec_cache
 from specdec_hf.runner.choose import choose_cache
 from specdec_hf.runner.protocol import CacheRequest, to_device
 from specdec_hf.runner.self_check import LARGEST_WINDOW
@@ -53,7 +54,7 @@ def test_a_round_reads_from_the_device_once(drafter, tree):
     # Scores of a growing tree, accepted paths and prompts are too, and on a CPU alone.
     allowed = (
         (rounds, "read_verdict"), (checks, "read_chain"), (GrowingTreeState, "_continues"),
-        (spec_cache, "_is_in_place"), (spec_runner, "_without_padding"),
+        (spec_cache, "_is_in_place"), (prompts_alone, "_without_padding"),
     )  # fmt: skip
     with spied_reads(*allowed) as (calls, others):
         while not session.done:

@@ -45,21 +45,27 @@ def probs(model, ids, temperature=SAMPLING["temperature"]):
         return (model(torch.tensor([ids])).logits[0, -1].double() / temperature).softmax(-1)
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "match"])
+@pytest.mark.parametrize("rule", ["token", "token-copied", "block", "match"])
 def test_the_decisions_of_chains_are_those_of_plain_forwards(models, rule):
-    explainer, ids, _ = explained(models, rule, num_assistant_tokens=3)
+    rule, _, copied = rule.partition("-")
+    sampling = {**SAMPLING, "temperature": 0.3}
+    pair = (models[0], "suffix_automaton") if copied else models
+    explainer, ids, _ = explained(pair, rule, sampling, num_assistant_tokens=3)
     kinds = set()
     for said in explainer.rounds:
         begin = said[0].position
-        for token in said[::2]:
+        for token in said:
             kinds.add(token.kind)
             before = ids[: token.position]
-            assert token.p == pytest.approx(float(probs(models[0], before)[token.token]), abs=1e-5)
-            if token.drafter and rule != "match":
-                wanted = float(probs(models[1], before)[token.token])
+            wanted = float(probs(models[0], before, 0.3)[token.token])
+            assert token.p == pytest.approx(wanted, abs=1e-5)
+            if token.drafter and copied:
+                assert token.q == 1
+            elif token.drafter and rule != "match":
+                wanted = float(probs(models[1], before, 0.3)[token.token])
                 assert token.q == pytest.approx(wanted, abs=1e-5)
                 # Negative control: the distribution one token later is another one.
-                later = float(probs(models[1], ids[: token.position + 1])[token.token])
+                later = float(probs(models[1], ids[: token.position + 1], 0.3)[token.token])
                 assert token.q != pytest.approx(later, abs=1e-7)
             if rule == "match":
                 assert (token.uniform, token.q) == (None, None)

@@ -138,16 +138,6 @@ def test_it_may_join_at_any_round(every):
         assert emitted == stats.new_tokens == sum(map(len, texts))
 
 
-def test_penalties_are_those_of_the_sequence_itself(monkeypatch):
-    order = [5, 3, 0, 2, 6]
-    plain = [text_of(k) for k in order]
-    monkeypatch.setattr(MODEL.generation_config, "repetition_penalty", 1.7)
-    monkeypatch.setattr(MODEL.generation_config, "min_new_tokens", 2)
-    texts, _, _ = decode(order, Arrivals(order[1:], 1, 2), drafter="prompt_lookup")
-    assert texts == [alone(k, drafter=None)[0] for k in order]
-    assert texts != plain
-
-
 LONG = [3, 1, 4, 1, 5, 9] * 8
 
 

@@ -11,15 +11,15 @@ LENGTHS = np.random.default_rng(5).integers(1, 40, 60)
 TEXTS = [np.random.default_rng(n).integers(0, 3, size).tolist() for n, size in enumerate(LENGTHS)]
 
 
-def drafted(drafter, count, texts, limits):
-    """For each text, its different chains, each as long as its limit or what was found."""
-    state = begun(drafter, len(texts), num_proposals=count)
+def drafted(state, count, texts, limits):
+    """For each text, its different chains, each as long as its limit; and all confidences."""
     draft = state.propose(history_of(*texts), np.array(limits))
     if draft is None:
-        return [[] for _ in texts]
+        return [[] for _ in texts], []
     rows = draft.tokens.numpy().reshape(len(texts), count, -1)
     found = [[[t for t in chain if t >= 0] for chain in row.tolist()] for row in rows]
-    return [[chain for chain in row if chain] for row in found]
+    confidences = [] if draft.confidence is None else draft.confidence[draft.tokens.numpy() >= 0]
+    return [[chain for chain in row if chain] for row in found], confidences
 
 
 def searched(text, gamma, count, max_ngram, min_ngram):
@@ -40,7 +40,8 @@ def test_prompt_lookup_copies_what_a_search_finds(longest, shortest, count):
     hits = 0
     for texts in zip(TEXTS[::2], TEXTS[1::2], strict=True):
         limits = [len(texts[0]) % 5, 1 + len(texts[1]) % 5]
-        got = drafted(PromptLookupDrafter(longest, shortest), count, texts, limits)
+        state = begun(PromptLookupDrafter(longest, shortest), 2, num_proposals=count)
+        got, _ = drafted(state, count, texts, limits)
         want = [
             searched(text, limit, count, longest, shortest)
             for text, limit in zip(texts, limits, strict=True)
@@ -51,13 +52,22 @@ def test_prompt_lookup_copies_what_a_search_finds(longest, shortest, count):
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["one", "several"])
-@pytest.mark.parametrize("shortest", [1, 3])
-def test_a_suffix_automaton_copies_what_a_search_finds(shortest, count):
-    for text in TEXTS:
-        drafter = SuffixAutomatonDrafter(min_match=shortest, max_match=5, min_confidence=0.2)
-        (got,) = drafted(drafter, count, [text], [4])
-        want = chains(text, 4, count, 5, shortest, 0.2)
-        assert got == [tokens for tokens, _ in want]
+@pytest.mark.parametrize(("shortest", "least"), [(1, 0.0), (1, 0.2), (2, 0.4), (3, 0.2)])
+def test_a_suffix_automaton_copies_what_a_search_finds(shortest, least, count):
+    """Also where a state has already seen the first half of the texts."""
+    drafter = SuffixAutomatonDrafter(min_match=shortest, max_match=5, min_confidence=least)
+    for texts in zip(TEXTS[::2], TEXTS[1::2], strict=True):
+        state = begun(drafter, 2, num_proposals=count)
+        for given in ([text[: (len(text) + 1) // 2] for text in texts], texts):
+            got, confidences = drafted(state, count, given, [4, 3])
+            want = [
+                chains(text, n, count, 5, shortest, least)
+                for text, n in zip(given, (4, 3), strict=True)
+            ]
+            assert got == [[tokens for tokens, _ in row] for row in want]
+            if count == 1:  # else they are not told
+                expected = [confidence for row in want for _, chain in row for confidence in chain]
+                np.testing.assert_allclose(confidences, expected, rtol=1e-6)
 
 
 def most_frequent(text, context):
@@ -76,7 +86,7 @@ def test_a_text_that_was_kept_is_copied_from_where_its_match_is_the_longest(kind
         else:
             drafter, own = SuffixAutomatonDrafter(max_match=6, keep=KeptTexts(2**16)), text
             begun(drafter).end(history_of(kept))
-        (got,) = drafted(drafter, 1, [text], [1])
+        (got,), _ = drafted(begun(drafter), 1, [text], [1])
         mine = len(match(own, 6)) if own else 0
         sizes = (n for n in range(min(6, len(text)), 0, -1) if ends_of(kept, text[-n:]))
         longest = next(sizes, 0)

@@ -127,6 +127,8 @@ def test_every_drafter_leaves_the_text_as_it_is(name, tmp_path):
     assert vars(drafter) == before, "what it knows of a call lies in its state"
 
 
+# Of trees that read Q, beside the best one of the drafter.
+TREE_RULES = ("multi_draft", "top_k_plus_one", "k_seq", "traversal")
 ONE_OF_EACH_KIND = pytest.mark.parametrize(
     "name",
     [
@@ -161,7 +163,7 @@ def test_the_returned_cache_continues_in_plain_generate(name, tmp_path):
 @ONE_OF_EACH_KIND
 @pytest.mark.parametrize(
     "rules",
-    [("best", "typical"), pytest.param(("token", "block"), marks=pytest.mark.full)],
+    [("best", "typical"), pytest.param(("token", "block", *TREE_RULES), marks=pytest.mark.full)],
     ids="-".join,
 )
 def test_a_sequence_does_not_depend_on_its_batch_or_an_earlier_call(name, rules, tmp_path):
@@ -263,6 +265,20 @@ def test_sampled_text_keeps_its_joint_distribution(name, tmp_path):
     drafter = resolved(name, target()[0], tmp_path)
     gamma = {"gamma": None} if drafter.size > 0 else {}
     assert joint_p_value(drafter, "auto", texts=1000, **gamma) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("two models, tree", "traversal"),
+        *(pytest.param("model, tree", rule, marks=pytest.mark.full) for rule in TREE_RULES),
+    ],
+)
+def test_texts_of_trees_keep_it_under_every_rule(name, rule, tmp_path):
+    """Far from temperature 1, so that children of another temperature would be seen."""
+    drafter, sampling = resolved(name, target()[0], tmp_path), {"temperature": 2.0, "top_k": 3}
+    p_value = joint_p_value(drafter, rule, texts=1000, gamma=None, **sampling)
+    assert p_value > SIGNIFICANCE
 
 
 @MONTE_CARLO

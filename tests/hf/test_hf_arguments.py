@@ -121,28 +121,6 @@ def test_prompt_lookup_by_the_arguments_of_transformers_copies_after_pairs_or_lo
     assert asked == by_pairs != by_three
 
 
-BY_SEQUENCE = {
-    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
-    "encoder_repetition_penalty": {"encoder_repetition_penalty": 3.0},
-    "prefix_allowed_tokens_fn": {
-        "prefix_allowed_tokens_fn": lambda b, ids: [t for t in range(1, 67) if t % 3 == b]
-    },
-}
-
-
-@pytest.mark.parametrize("case", BY_SEQUENCE)
-def test_a_processor_that_knows_its_batch_is_taken_apart(case):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4, 12))
-    kwargs = {**BY_SEQUENCE[case], **NEW}
-    expected = model.generate(**inputs, **kwargs)
-    assert not expected.equal(model.generate(**inputs, **NEW))
-    drafter = hf_models.perturbed("llama")
-    assert generate(model, **inputs, drafter=drafter, **kwargs).equal(expected)
-    decoder = SpeculativeDecoder(drafter)
-    assert model.generate(**inputs, **kwargs, custom_generate=decoder).equal(expected)
-    assert torch.equal(expected[:, :12], inputs["input_ids"])
-
-
 @entries
 def test_the_growing_cache_of_plain_generation_may_be_asked_for_and_no_other(entry):
     given = {**hf_models.prompts((9, 4)), **NEW, "return_dict_in_generate": True}
@@ -170,13 +148,23 @@ def test_a_model_whose_own_config_switches_the_cache_off_runs_with_a_note(mask, 
         generate(model, **made, **NEW, use_cache=False)
 
 
+# Those of a processor that knows its batch, which is taken apart.
+BY_SEQUENCE = {
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 3.0},
+    "prefix_allowed_tokens_fn": {
+        "prefix_allowed_tokens_fn": lambda b, ids: [t for t in range(1, 67) if t % 3 == b]
+    },
+}
+
+
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 @pytest.mark.parametrize("lengths", [(9,), RAGGED], ids=str)
-@pytest.mark.parametrize("case", PROCESSED)
+@pytest.mark.parametrize("case", [*PROCESSED, *BY_SEQUENCE])
 def test_logits_processors_see_the_prefix_of_one_sequence(case, lengths, drafter):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(lengths)
-    kwargs = {**NEW, "pad_token_id": hf_models.PAD, **PROCESSED[case]}
+    kwargs = {**NEW, "pad_token_id": hf_models.PAD, **(PROCESSED | BY_SEQUENCE)[case]}
     expected = model.generate(**inputs, **kwargs)
     assert not expected.equal(model.generate(**inputs, **NEW)), "it changes nothing here"
     proposer = hf_models.drafter_for("llama", drafter)

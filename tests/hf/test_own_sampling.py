@@ -5,6 +5,7 @@ import itertools
 import proofs
 import pytest
 import torch
+from proofs.toy_chain import distributions
 from specdec_hf import EagleTree, ModelDrafter
 from specdec_hf.arguments import split_options
 from specdec_hf.drafters.resolve import resolve_drafter
@@ -42,13 +43,7 @@ def logits_after(model, length):
 
 def tables(model, count, **filters):
     """The exact conditionals of `count` tokens after the prompt."""
-    given = [logits_after(model, length) for length in range(count)]
-    return [
-        torch.stack(
-            [proofs.filtered_distribution(row, **filters) for row in table.view(-1, VOCAB)]
-        ).view(table.shape)
-        for table in given
-    ]
+    return distributions([logits_after(model, n) for n in range(count)], **filters)
 
 
 OWN = [{"temperature": 0.4}, {"temperature": 3.0, "top_k": 3}, {"top_p": 0.6}, {"temperature": 0.0}]

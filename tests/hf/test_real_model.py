@@ -62,7 +62,7 @@ def test_demo_answers_a_shipped_prompt_on_packed_weights(tmp_path):
     stats = report["prompts"][0]["turns"][0]["stats"]
     assert stats["drafted"] > 0
     assert stats["forwards"] == "packed"
-    assert (stats["packed"]["layers"], stats["packed"]["drafts"][0]["layers"]) == (211, 6)
+    assert (stats["packed"]["layers"], stats["packed"]["drafts"][0]["layers"]) == (211, 9)
     answers, example = result.stdout.split("how answer ")
     assert "«drafted and accepted»" in example
     assert not set("«×‹") & set(answers)

@@ -7,13 +7,10 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from specdec_hf import SpeculativeDecoder, StatelessDrafter, TrieTree
 from specdec_hf.schedules.base import Schedule
 from support import hf_models
 from support.hf_models import NEW, RAGGED, Clock, run
-
-from specdec_kernels.analysis import acceptance_uniforms
 
 CALLS = {"plain": {}, "model": {"do_sample": True, "seed": 1}, "tree": {"tree": (2, 1)}}
 
@@ -109,58 +106,30 @@ def test_a_round_drafts_no_more_than_the_sequences_that_go_on_can_take(tree):
     assert active.tolist() == [False, True]
 
 
-SAMPLED = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.3, "top_k": 0}
+TEMPERATURE = 0.3
 
 
-def decoder_of(drafter, rule="token", trace=None, seed=3, tree=None):
-    number = None if tree else 3
-    return SpeculativeDecoder(
-        drafter, num_assistant_tokens=number, tree=tree, rule=rule, seed=seed, guard=False,
-        trace=trace,
+def traced(rule, noise, batch=(9,), tree=None):
+    """The rounds of a call, whose steps are those of a call without `trace`."""
+    inputs, rounds = hf_models.prompts(batch), []
+    settings = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0}
+    settings = {"do_sample": False} if rule == "greedy" else settings
+    steps, untraced = (
+        list(
+            SpeculativeDecoder(
+                hf_models.perturbed("llama", noise), num_assistant_tokens=None if tree else 3,
+                tree=tree, rule=rule, seed=3, guard=False, trace=trace,
+            ).stream(hf_models.tiny("llama"), **inputs, **settings, max_new_tokens=24)
+        )
+        for trace in (rounds.append, None)
     )  # fmt: skip
-
-
-def traced(drafter, rule="token", trace=True, seed=3, tree=None, **settings):
-    rounds = []
-    decoder = decoder_of(drafter, rule, rounds.append if trace else None, seed, tree)
-    inputs = hf_models.prompts((9,))
-    steps = list(decoder.stream(hf_models.tiny("llama"), **inputs, **{**SAMPLED, **settings}))
-    return rounds, [token for step in steps for token in step.tokens]
-
-
-@pytest.mark.parametrize("kind", ["model", "prompt_lookup"])
-def test_the_rounds_explain_every_token(kind):
-    drafter = hf_models.drafter_for("llama", kind)
-    rounds, tokens = traced(drafter)
-    assert tokens == traced(drafter, trace=False)[1]
-    assert [t for r in rounds for step in r.steps for t in step.tokens] == tokens
-    outcomes = set()
-    for r in rounds:
-        (step,) = r.steps
-        size = int((r.draft_token_ids >= 0).sum())
-        uniforms = acceptance_uniforms(r.seeds, torch.from_numpy(r.lengths), size, r.rule)[0]
-        target = (r.logits[0].double() / SAMPLED["temperature"]).softmax(-1)
-        for i, token in enumerate(r.draft_token_ids[0, :size].tolist()):
-            q = 1.0
-            if r.distribution is not None:
-                rows = r.distribution.logits[0, i].double() / r.distribution.temperature
-                q = float(rows.softmax(-1)[token])
-            probability = min(1.0, float(target[i, token]) / q)
-            assert float(r.accept_probs[0, i]) == pytest.approx(probability, rel=1e-4)
-            accepted = float(uniforms[i]) < probability
-            outcomes.add(accepted)
-            if i < len(step.tokens):
-                assert step.kinds[i] == ("accepted" if accepted else "recovered")
-            if not accepted:
-                break
-    assert outcomes == {True, False}
+    assert [step for r in rounds for step in r.steps] == steps == untraced
+    return rounds
 
 
 @pytest.mark.parametrize("rule", ["multi_draft", "target_only", "traversal"])
 def test_traced_trees_explain_every_token(rule):
-    rounds, tokens = traced(hf_models.perturbed("llama"), rule=rule, tree=(2, 2))
-    assert [t for r in rounds for step in r.steps for t in step.tokens] == tokens
-    assert tokens == traced(hf_models.perturbed("llama"), rule, trace=False, tree=(2, 2))[1]
+    rounds = traced(rule, 0.05, tree=(2, 2))
     first, *others = rounds
     assert (first.parents, first.path, first.draft_token_ids.shape) == (None, None, (1, 0))
     verdicts = set()
@@ -186,7 +155,7 @@ def test_traced_trees_explain_every_token(rule):
         assert not recovered or step.tokens[-1] not in children or rule != "target_only"
         verdicts.add(recovered)
         if rule == "target_only":
-            target = (r.logits[0].double() / SAMPLED["temperature"]).softmax(-1)
+            target = (r.logits[0].double() / TEMPERATURE).softmax(-1)
             for n in r.accept_probs[0].isfinite().nonzero().flatten().tolist():
                 expected = float(target[parents[n] + 1, ids[n]])
                 assert float(r.accept_probs[0, n]) == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -197,13 +166,8 @@ def test_traced_trees_explain_every_token(rule):
 @pytest.mark.parametrize("rule", ["token", "greedy"])
 def test_a_step_names_the_draft_that_its_recovered_token_replaces(batch, rule):
     """That is so in batches too, whose sequences draft as many tokens as they may."""
-    rounds = []
-    decoder = decoder_of(hf_models.perturbed("llama", 0.3), rule, rounds.append)
-    settings = SAMPLED if rule == "token" else {"max_new_tokens": 24, "do_sample": False}
-    inputs = hf_models.prompts(batch)
-    steps = list(decoder.stream(hf_models.tiny("llama"), **inputs, **settings))
     seen = set()
-    for r in rounds:
+    for r in traced(rule, 0.3, batch):
         for step in r.steps:
             recovered = step.kinds[-1:] == ["recovered"]
             draft = r.draft_token_ids[step.sequence, len(step.tokens) - 1 :][:1].tolist()
@@ -211,4 +175,3 @@ def test_a_step_names_the_draft_that_its_recovered_token_replaces(batch, rule):
             assert not recovered or step.rejected != step.tokens[-1:]
             seen.add((step.sequence, recovered))
     assert {(b, True) for b in range(len(batch))} < seen
-    assert steps == [step for r in rounds for step in r.steps]

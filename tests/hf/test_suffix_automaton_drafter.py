@@ -11,38 +11,11 @@ from specdec_hf import KeptTexts, SpeculativeDecoder, SuffixAutomatonDrafter
 from specdec_hf.drafters.kept_texts import END, kept_with
 from specdec_host import Corpus
 from support import hf_models
-from support.drafter_proof import begun, chains_of, counts_of, history_of, propose
+from support.drafter_proof import begun, chains_of, history_of, propose
 
 
 def started(*args, **kwargs):
     return begun(SuffixAutomatonDrafter(*args, **kwargs), 2)
-
-
-def test_every_sequence_has_an_automaton_that_gets_only_the_new_tokens():
-    drafter = SuffixAutomatonDrafter(min_match=1)
-    texts, state = ([1, 2, 3, 1], [5, 6]), begun(drafter, 2)
-    draft = propose(state, history_of(*texts), 3)
-    assert draft.tokens.tolist() == [[2, 3, 1], [-1] * 3]
-    expected = [[1 / (1 + 2 / length) for length in (1, 2, 3)], [0] * 3]
-    np.testing.assert_allclose(draft.confidence, expected, rtol=1e-6)
-    texts = [*texts[0], 2, 9], [*texts[1], 6]
-    draft = propose(state, history_of(*texts), 2)
-    assert draft.tokens.tolist() == [[-1] * 2, [6, 6]]
-    assert propose(state, history_of(*texts, active=(True, False)), 2) is None
-    assert propose(begun(drafter, 2), history_of([9, 1], [9, 5]), 2) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "counts"),
-    [
-        ({"min_confidence": 0}, [4, 4]), ({"min_match": 2}, [4, 0]), ({"min_match": 3}, None),
-        # Contexts of L tokens that were seen once have the confidence 1 / (1 + 2 / L).
-        ({"min_confidence": 0.11}, [3, 2]), ({"min_confidence": 0.4}, [1, 0]),
-    ],
-)  # fmt: skip
-def test_matches_that_are_too_short_or_hardly_probable_draft_nothing(options, counts):
-    draft = propose(started(**options), history_of([1, 2, 3, 1, 2], [4, 5, 4]), 4)
-    assert (None if draft is None else counts_of(draft)) == counts
 
 
 @pytest.mark.parametrize("given", [lambda corpus: corpus, lambda corpus: corpus.tokens])

@@ -53,18 +53,16 @@ FULL = {
 }
 
 
-def each(cases, of="{provider}-{case}"):
-    """(provider, case) parameters, named by `of`."""
+def each(cases):
+    """(provider, case) parameters."""
     return [
         pytest.param(
-            n,
-            c,
-            id=of.format(provider=n, op=c.op, case=c),
+            n, c, id=f"{n}-{c.op}{c}",
             marks=[pytest.mark.full] if c.id.startswith(FULL.get(n, ())) else [],
         )
         for n in PROVIDERS
         for c in cases
-    ]
+    ]  # fmt: skip
 
 
 def embedded(size, dtype, layout, g):
@@ -506,9 +504,10 @@ def paged_truncate_cases():
     ]
 
 
-def move_cases():
-    """The edge cases of all cache ops but kv_append_ and kv_truncate_."""
+def all_cases():
+    """The edge cases of all cache ops."""
     return [
-        *(*compact_cases(), every_path(), *paged_append_cases(), *paged_compact_cases()),
-        *(*paged_truncate_cases(), *realign_cases(), *ring_cases()),
+        *(*append_cases(), *truncate_cases(), *compact_cases(), every_path()),
+        *(*paged_append_cases(), *paged_compact_cases(), *paged_truncate_cases()),
+        *(*realign_cases(), *ring_cases()),
     ]

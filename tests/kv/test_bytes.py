@@ -24,32 +24,11 @@ from specdec_kernels._library import CACHE_OPS
 
 append = torch.ops.specdec_kernels.kv_append_.default
 BOUND = [n for n in edge_cases.PROVIDERS if n != "cuda"]  # those with checks of arguments
-MOVES = [op for op in CACHE_OPS if op not in ("kv_append_", "kv_truncate_")]
-CASES = {
-    "kv_append_": [*proofs.cases("kv_append_"), *edge_cases.append_cases()],
-    "kv_truncate_": [*proofs.cases("kv_truncate_"), *edge_cases.truncate_cases()],
-    "": [*(c for op in MOVES for c in proofs.cases(op)), *edge_cases.move_cases()],
-}
+CASES = [*(c for op in CACHE_OPS for c in proofs.cases(op)), *edge_cases.all_cases()]
 
 
-def each(op, **of):
-    pairs = pytest.mark.parametrize(
-        ("ops", "case"), edge_cases.each(CASES[op], **of), indirect=["ops"]
-    )
-    return lambda test: pytest.mark.covering(emulated=1)(pairs(test))
-
-
-@each("kv_append_")
-def test_append_leaves_the_bytes_of_the_reference(ops, case):
-    check(ops("kv_append_"), case)
-
-
-@each("kv_truncate_")
-def test_truncate_leaves_the_bytes_of_the_reference(ops, case):
-    check(ops("kv_truncate_"), case)
-
-
-@each("", of="{provider}-{op}{case}")
+@pytest.mark.covering(emulated=1)
+@pytest.mark.parametrize(("ops", "case"), edge_cases.each(CASES), indirect=["ops"])
 def test_leaves_the_bytes_of_the_reference(ops, case):
     check(ops(case.op), case)
 

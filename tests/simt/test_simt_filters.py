@@ -148,9 +148,4 @@ def test_many_sequences_and_none(simt, b):
     seeds = torch.arange(b)
     target, draft = torch.randn(b, 2, 40, generator=g), torch.randn(b, 1, 40, generator=g)
     tokens = torch.randint(40, (b, 1), generator=g)
-    want = verify(torch.ops.specdec_kernels.verify_chain.default, target, tokens, draft,
-                        seeds=seeds, positions=seeds, top_k=5)  # fmt: skip
-    with simt.running():
-        got = verify(simt.op("verify_chain"), target, tokens, draft, seeds=seeds,
-                           positions=seeds, top_k=5)  # fmt: skip
-    assert_outputs_close("verify_chain", got, want)
+    both(simt, "verify_chain", verify, target, tokens, draft, seeds=seeds, positions=seeds, top_k=5)

@@ -1,4 +1,4 @@
-"""The CUDA source of `sample`, `verify_chain` and `ngram_propose`, run by the SIMT emulator.
+"""The CUDA source of `sample`, the verifiers and `ngram_propose`, run by the SIMT emulator.
 
 It runs on the CPU and is called through the same binding as on a device. Every case has to agree
 with the C++ kernels, and give the same bits for every number of blocks that share a row and every
@@ -15,12 +15,14 @@ import functools
 import proofs
 import pytest
 import torch
-from proofs import assert_outputs_close, assert_outputs_equal, chain_case, sample_case
+from proofs import assert_outputs_close, assert_outputs_equal, chain_case, sample_case, tree_case
 from proofs.history import ngram_case
 from simt import emulator
+from support.providers import verify_tree
 
 OPS = ("sample", "verify_chain")
 CASES = [case for op in OPS for case in proofs.cases(op, heavy=True)]
+TREES = proofs.cases("verify_tree", heavy=True)
 # More tiles than eight blocks take at once, an incomplete last tile, and rows at odd addresses.
 V = 40_001
 LARGE = [
@@ -40,6 +42,13 @@ LARGE = [
     # More drafts than a warp tests at once.
     chain_case(2, 40, 131, acceptance=0.99),
 ]
+LARGE_TREES = [
+    tree_case(1, 5, V, rows="shared", layout="sliced"),
+    tree_case(1, 5, V, torch.bfloat16, rule="multi_draft_wor", rows="shared", filters="tensor"),
+    tree_case(2, 4, V, rule="traversal", kind="probs", rows="flat"),
+    tree_case(1, 4, V, torch.float16, rule="k_seq", draft="wide", rows="shared"),
+    tree_case(1, 5, V, rule="top_k_plus_one", draft="mapped", rows="shared"),
+]
 # Some cases of each op and rule that are small enough to run in every order of threads.
 SMALL = [
     case
@@ -47,8 +56,7 @@ SMALL = [
     for case in proofs.cases(op, rows=6)
     if case.vocabulary in {67, 131} or (op == "sample" and case.vocabulary == 1031)
 ]
-
-
+SMALL_TREES = [case for case in TREES if case.vocabulary <= 131]
 PROCESSORS = (0, 3, 1000)  # one block for each row, up to one for every eight tiles
 
 
@@ -64,7 +72,7 @@ def of_whole_rows(simt, case):
 
 
 @pytest.mark.covering(emulated=1)
-@pytest.mark.parametrize("case", CASES + LARGE, ids=str)
+@pytest.mark.parametrize("case", CASES + TREES + LARGE + LARGE_TREES, ids=str)
 def test_agrees_with_the_cpu_kernels(simt, case):
     assert_outputs_close(
         case.op, outputs(simt, case), proofs.providers(case.op)["cpp"](*case.args())
@@ -73,7 +81,7 @@ def test_agrees_with_the_cpu_kernels(simt, case):
 
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("processors", PROCESSORS[1:])
-@pytest.mark.parametrize("case", CASES[::3] + LARGE, ids=str)
+@pytest.mark.parametrize("case", CASES[::3] + SMALL_TREES + LARGE + LARGE_TREES, ids=str)
 def test_every_number_of_splits_gives_the_same_bits(simt, case, processors):
     got = outputs(simt, case, processors=processors)
     assert_outputs_equal(case.op, got, of_whole_rows(simt, case))
@@ -81,7 +89,7 @@ def test_every_number_of_splits_gives_the_same_bits(simt, case, processors):
 
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("order", list(emulator.ORDERS)[1:])
-@pytest.mark.parametrize("case", SMALL[::2] + LARGE[1::4], ids=str)
+@pytest.mark.parametrize("case", [*SMALL[::2], *SMALL_TREES, *LARGE[1::4], LARGE_TREES[0]], ids=str)
 def test_every_order_of_threads_gives_the_same_bits(simt, case, order):
     got = outputs(simt, case, processors=16, order=order)
     assert_outputs_equal(case.op, got, of_whole_rows(simt, case))
@@ -129,7 +137,9 @@ def test_launch_numbers_are_never_small_integers(simt):
 @pytest.mark.parametrize(
     "fill", [70_000, 131_073, 151_643, 0, emulator.ALL_ONES, 0x3F80_3F80_3F80_3F80]
 )
-@pytest.mark.parametrize("case", [LARGE[0], LARGE[3], LARGE[5], LARGE[-2]], ids=str)
+@pytest.mark.parametrize(
+    "case", [LARGE[0], LARGE[3], LARGE[5], LARGE[-2], *SMALL_TREES[::3], *LARGE_TREES], ids=str
+)
 def test_the_workspace_may_hold_anything(simt, case, fill):
     args, want = case.args(), of_whole_rows(simt, case)
     for order in ("forward", "interleaved-1", "interleaved-2"):
@@ -177,3 +187,31 @@ def test_ngram_propose_takes_more_sequences_than_the_grid_holds(simt):
     wanted = torch.where(history[:, 1] == 1, 1, torch.arange(n))
     assert tokens[:, 0].equal(wanted)
     assert (counts == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("rule", "n"),
+    [
+        *(("target_only", 1), ("multi_draft_wor", 31), ("traversal", 32), ("traversal", 33)),
+        *(("multi_draft_wor", 700), pytest.param("traversal", 700, marks=pytest.mark.full)),
+    ],
+)
+def test_a_tree_may_have_more_nodes_than_a_block_has_threads(simt, rule, n):
+    case = tree_case(1, n, 23, rule=rule, rows="shared", draft="sparse", acceptance=0.3)
+    want = proofs.providers("verify_tree")["cpp"](*case.args())
+    for processors in PROCESSORS if n < 100 else PROCESSORS[1:2]:
+        got = outputs(simt, case, processors=processors, order="seed-1")
+        assert_outputs_close("verify_tree", got, want)
+
+
+def test_the_factor_of_k_seq_is_that_of_all_siblings(simt):
+    """rho is computed from the acceptance probability P(x) / (rho * Q(x)) of the first of four."""
+    p, uniforms = torch.tensor([0.1, 0.1, 0.4, 0.4]), torch.full((1, 9), 0.999).double()
+    got = verify_tree(
+        simt.op("verify_tree"), p.expand(1, 5, 4), torch.arange(4)[None], torch.full((1, 4), -1),
+        torch.full((1, 4, 4), 0.25), kind="probs", rule="k_seq", uniforms=uniforms,
+    )  # fmt: skip
+    rho = 0.1 / 0.25 / float(got[5][0, 0])
+    beta = sum(min(0.25, x / rho) for x in p.tolist())
+    assert 1 < rho < 1.6
+    assert 1 - (1 - beta) ** 4 == pytest.approx(rho * beta, abs=1e-5)

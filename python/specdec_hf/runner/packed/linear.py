@@ -112,9 +112,14 @@ def refresh(layers: Iterable[LinearWithPackedCopy]) -> bool:
 
     Writes to ``weight.data``, as libraries make that merge adapters, leave the address and the
     version of a weight as they are, so the contents are compared: in one pass over all weights.
-    """
-    from specdec_host import digests  # noqa: PLC0415  # only packing needs the native module
 
+    Raises:
+        ValueError: `specdec_host` has no module for this Python.
+    """
+    try:
+        from specdec_host import digests  # noqa: PLC0415  # only packing needs the native module
+    except ImportError as error:
+        raise ValueError(f"its weights cannot be watched for changes: {error}") from error
     copies = list(dict.fromkeys(layer.copy_of_weight() for layer in layers))
     found = digests([copy.bytes for copy in copies], threads=torch.get_num_threads())
     return sum(copy.refresh(digest) for copy, digest in zip(copies, found, strict=True)) > 0

@@ -222,14 +222,8 @@ def packed_model_of(model: Any) -> PackedModel:
 
 
 def check_packable(model: nn.Module) -> None:
-    """Raises ValueError for a model without a layer to pack, or too little memory for the copy.
-
-    Or where `specdec_host`, by which changed weights are seen, has no module for this Python.
-    """
-    try:
-        import specdec_host  # noqa: F401, PLC0415  # as in `refresh`
-    except ImportError as error:
-        raise ValueError(f"its weights cannot be watched for changes: {error}") from error
+    """Raises ValueError for a model without a layer to pack, or too little memory for the copy."""
+    refresh([])  # whether changed weights are seen at all
     layers = [m for m in model.modules() if unpacked_reason(m) is None]
     if not layers and not any(isinstance(m, OnlyPacked) for m in model.modules()):
         plain = (unpacked_reason(m) for m in model.modules() if type(m) is nn.Linear)
