@@ -193,8 +193,8 @@ class PackedDecoderLayer:
     """The weights of a decoder layer, as `PackedDecoderLayers` takes them.
 
     Attributes:
-        norms: [C] before attention, and [C] before the MLP. The first may be [G, C], as in
-            `norm_qkv_rope`; C is then G * C in the shapes of `qkv`.
+        norms: [C] before attention, and [C] before the MLP. In the first of several layers the
+            first norm may be [G, C], as in `norm_qkv_rope`; C is then G * C in the shapes of `qkv`.
         qkv: the packed weights [H * D, C], [H_kv * D, C] and [H_kv * D, C].
         output: the packed weight [C, H * D].
         mlp: the packed weights of gate and up [I, C] and of down [C, I].

@@ -118,6 +118,8 @@ FAULTS = [
     (NORMS, lambda x: [x[0].view(3, 11), *x[1:]],
      r"layer 0, after attention: norm must be \[11\], got \[33\]"),
     (NORMS, lambda x: [*x[:2], x[2][:9], x[3]], r"layer 1, before attention: norm must be"),
+    (NORMS, lambda x: [*x[:2], x[2].view(3, 11), x[3]],
+     r"layer 1, before attention: norm must be \[C\], because only the first .* got \[3, 11\]"),
     (NORMS, lambda x: [*x[:3], x[3][:9]],
      r"layer 1, after attention: norm must be \[33\], got \[9\]"),
     (WEIGHTS, lambda x: x[:13], "must be 14 packed weights, 7 a layer, got 13"),

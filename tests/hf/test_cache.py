@@ -357,6 +357,11 @@ def test_a_prompt_of_several_sequences_is_read_once(drafter, tmp_path):
         one = generate(model, ids, attention_mask=torch.ones_like(ids), seed=[b], **options)
         assert out.sequences[b, 63:].tolist() == one.sequences[0, len(prompts[k]) :].tolist()
         assert out.stats.sequences[b].to_dict() == one.stats.sequences[0].to_dict()
+    shapes.clear()
+    ids = torch.tensor([prompts[0]] * 4)  # without padding
+    generate(model, ids, attention_mask=torch.ones_like(ids), seed=seeds[:4], **options)
+    assert shapes[0] == (1, 63)
+    assert shapes[1][0] == 4
 
 
 class OnDevice(torch.Tensor):

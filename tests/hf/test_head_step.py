@@ -9,6 +9,8 @@ from specdec_hf.extras.compiled import cuda_graphs, forward
 from specdec_hf.extras.compiled import head_step as compiled_step
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
 from specdec_hf.heads.eagle_family.cache import HeadCache
+from specdec_hf.heads.eagle_family.fused_layer import FusedLayer
+from specdec_hf.heads.eagle_family.step import PackedStep, PairStep, inputs_of
 from specdec_hf.runner.forwards import BUCKETS, Borrower, CompileStats
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
@@ -95,6 +97,36 @@ def test_a_head_does_not_draft_on_wrong_packed_weights(graphs, target, head, mon
         out = decode(target, drafter=drafter, **settings, **how)
         assert outcome(out) == outcome(eager)
         assert any("packed weights" in note for note in out.stats.notes)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])  # the second normalises its heads
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_a_layer_in_one_op_is_the_layer(name, dtype):
+    """With a mask, and without one for a single pair and for the first ones."""
+    head = head_for(hf_models.build(name, vocab_size=11), noise=0.1).to(dtype).requires_grad_(False)
+    with torch.no_grad():
+        for norm in (head.midlayer.hidden_norm, head.midlayer.post_attention_layernorm):
+            norm.weight.mul_(torch.linspace(0.5, 2, len(norm.weight)))
+    fused = PackedStep(head, rounded=False, fused=True).packed
+    own = PackedStep(head, rounded=False, fused=False).packed
+    assert (type(fused.midlayer), type(own.midlayer)) == (FusedLayer, type(head.midlayer))
+    for pairs, mask in ((1, "given"), (5, "given"), (1, None), (5, None)):
+        outputs = []
+        for step in (fused, own):
+            inputs = inputs_of(PairStep(head), 2, pairs)
+            if mask is None:
+                first = torch.zeros(2, dtype=torch.int64)
+                seen = {"mask": None, "visible": pairs if pairs > 1 else 9}
+                inputs |= {"starts": first if pairs > 1 else first + 8, **seen}
+            outputs.append([*step(**inputs), inputs["keys"], inputs["values"]])
+        for mine, its in zip(*outputs, strict=True):
+            tolerance = 1e-5 if dtype == torch.float32 else 0.05
+            assert (mine - its).abs().max() <= tolerance * its.abs().max()
+    head.midlayer.norm_before_residual = True
+    assert head.midlayer.norms_of_parts() is None
+    head.midlayer.norm_before_residual, head.midlayer.hidden_norm.eps = False, 0.5
+    assert head.midlayer.norms_of_parts() is None
 
 
 def test_a_head_that_takes_too_much_memory_is_not_packed(target, head, monkeypatch):

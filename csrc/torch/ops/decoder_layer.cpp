@@ -67,13 +67,12 @@ const Tensor* item_of(const std::vector<Tensor>& tensors, size_t i) {
   return tensors.empty() ? nullptr : &tensors[i];
 }
 
-void check_norm_qkv_rope(const Tensor& x, const Tensor& norm, const std::vector<Tensor>& qkv,
-                         const std::vector<int64_t>& in_features,
+void check_norm_qkv_rope(const Tensor& x, int64_t hidden, const Tensor& norm,
+                         const std::vector<Tensor>& qkv, const std::vector<int64_t>& in_features,
                          const std::vector<int64_t>& out_features, const Tensor& cos,
                          const Tensor& sin, const std::vector<Tensor>& biases,
                          const std::vector<Tensor>& head_norms, double epsilon) {
-  check_hidden("x", x);
-  const int64_t batch = x.size(0), tokens = x.size(1), hidden = x.size(2);
+  const int64_t batch = x.size(0), tokens = x.size(1);
   SPECDEC_CHECK(norm.numel() == hidden && (norm.dim() == 1 || norm.dim() == 2),
                 "norm must be [C], or [G, C] for G parts of x, with ", hidden, " numbers, got ",
                 shape_of(norm));
@@ -109,6 +108,16 @@ void check_norm_qkv_rope(const Tensor& x, const Tensor& norm, const std::vector<
     check_vector(item("head_norms", i).c_str(), head_norms[i], size, x.scalar_type(), x, "x");
   }
   check_epsilon(epsilon);
+}
+
+// Checks what the op `norm_qkv_rope` takes.
+void check_inputs(const Tensor& x, const Tensor& norm, const std::vector<Tensor>& qkv,
+                  const std::vector<int64_t>& in_features, const std::vector<int64_t>& out_features,
+                  const Tensor& cos, const Tensor& sin, const std::vector<Tensor>& biases,
+                  const std::vector<Tensor>& head_norms, double epsilon) {
+  check_hidden("x", x);
+  check_norm_qkv_rope(x, x.size(2), norm, qkv, in_features, out_features, cos, sin, biases,
+                      head_norms, epsilon);
 }
 
 // The arguments have been checked. x is [B, n, K] without gaps; outputs are queries, keys and
@@ -147,8 +156,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_qkv_rope(Tensor x, Tensor norm, std::vec
                                                  std::vector<int64_t> out_features, Tensor cos,
                                                  Tensor sin, std::vector<Tensor> biases,
                                                  std::vector<Tensor> head_norms, double epsilon) {
-  check_norm_qkv_rope(x, norm, qkv, in_features, out_features, cos, sin, biases, head_norms,
-                      epsilon);
+  check_inputs(x, norm, qkv, in_features, out_features, cos, sin, biases, head_norms, epsilon);
   const int64_t size = cos.size(2);
   std::vector<Tensor> outputs;
   void* data[3];
@@ -312,7 +320,7 @@ struct Layers {
   }
 };
 
-// Says of a message in which part of which layer its argument is.
+// Adds to the message of an error which layer its argument belongs to, and which half of it.
 template <class F>
 void in_part(size_t layer, const char* part, F&& check) {
   try {
@@ -337,11 +345,18 @@ Extents check_decoder_layers(
   SPECDEC_CHECK(caches.size() == 2 * count, "caches must be ", 2 * count,
                 " tensors, the keys and the values of each layer, got ", caches.size());
   std::vector<int64_t> kv_heads;
-  Tensor input = x;
+  int64_t input = 0;  // numbers of a token before a layer
+  in_part(0, "before", [&] {
+    check_hidden("x", x);
+    input = x.size(2);
+  });
   for (size_t i = 0; i < count; ++i) {
     const Layer layer = layers.at(i);
     in_part(i, "before", [&] {
-      check_norm_qkv_rope(input, layer.norms[0], slice(layer.weights, 0, 3),
+      SPECDEC_CHECK(i == 0 || layer.norms[0].dim() == 1,
+                    "norm must be [C], because only the first layer reads several parts, got ",
+                    shape_of(layer.norms[0]));
+      check_norm_qkv_rope(x, input, layer.norms[0], slice(layer.weights, 0, 3),
                           slice(layer.in_features, 0, 3), slice(layer.out_features, 0, 3), cos, sin,
                           layer.qkv_biases, layer.head_norms, epsilon);
     });
@@ -359,7 +374,7 @@ Extents check_decoder_layers(
                 slice(layer.weights, 4, 7), slice(layer.in_features, 3, 7),
                 slice(layer.out_features, 3, 7), layer.output_bias, layer.mlp_biases, epsilon);
     });
-    if (i == 0) input = torch::stable::narrow(input, 2, 0, hidden);
+    input = hidden;
   }
   const int64_t batch = x.size(0), tokens = x.size(1), size = cos.size(2);
   check_integers("positions", positions, batch, x, "x");
@@ -398,7 +413,7 @@ KvTensor appended(const Tensor& cache, const char* entries, int64_t tokens) {
 
 AttentionStrides cache_strides(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
-// What every layer of a call reads.
+// All layers of a call read these.
 struct LayerInputs {
   Tensor cos, sin, positions, mask;
   int64_t batch, tokens;
@@ -528,7 +543,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
   m.def("validate_decoder_layers_(" SPECDEC_DECODER_LAYERS_ARGUMENTS("Tensor[]") ") -> ()");
 }
 SPECDEC_IMPLEMENT_CPU(norm_qkv_rope)
-SPECDEC_VALIDATE(norm_qkv_rope, check_norm_qkv_rope)
+SPECDEC_VALIDATE(norm_qkv_rope, check_inputs)
 SPECDEC_IMPLEMENT_CPU(output_norm_mlp)
 SPECDEC_VALIDATE(output_norm_mlp, check_output_norm_mlp)
 SPECDEC_IMPLEMENT_CPU(decoder_layers_)

@@ -29,8 +29,6 @@ def read_alone(
         Logits [B, keep, V], or None where that spares too little, see `TOKENS_OF_A_PASS`, or is not
         possible: tokens are in the cache, or a forward needs more than ids, positions and mask.
     """
-    prompts = _without_padding(tokens, starts)
-    spared = tokens.numel() - sum(map(len, set(prompts)))
     if not (
         not runner.cache.lengths.any()
         and keep <= tokens.shape[1] + int(starts.min())
@@ -38,8 +36,11 @@ def read_alone(
         and runner.later_inputs is None
         and int(starts.max()) <= 0
         and tokens_before_rope_switch(runner.model, 0) is None
-        and spared > TOKENS_OF_A_PASS * (len(set(prompts)) - 1)
     ):
+        return None
+    prompts = _without_padding(tokens, starts)
+    spared = tokens.numel() - sum(map(len, set(prompts)))
+    if spared <= TOKENS_OF_A_PASS * (len(set(prompts)) - 1):
         return None
     logits: list[torch.Tensor] = []
     hidden: list[HiddenStates] = []

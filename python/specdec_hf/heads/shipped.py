@@ -243,15 +243,16 @@ def digest_of(model: Any) -> str | None:
         None where a weight is not a plain tensor, or is not in memory.
     """
     weights = dict(model.named_parameters())
-    packed = {
-        f"{name}.weight": module
-        for name, module in model.named_modules()
-        if isinstance(module, OnlyPacked) and not module.is_tied
-    }
+    packed: dict[str, OnlyPacked] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, OnlyPacked) or module.is_tied:
+            continue
+        if all(module.panels is not other.panels for other in packed.values()):
+            packed[f"{name}.weight"] = module
     if not all(map(_is_plain, weights.values())):
         return None
-    held = weights | {name: module.panels for name, module in packed.items()}
-    state = tuple((name, *state_of(held[name])) for name in sorted(held))
+    memory = weights | {name: module.panels for name, module in packed.items()}
+    state = tuple((name, *state_of(memory[name])) for name in sorted(memory))
     record = record_of(model)
     if record.digest is None or record.digest[0] != state:
         record.digest = state, _digest(weights | packed)
@@ -261,8 +262,8 @@ def digest_of(model: Any) -> str | None:
 @torch.no_grad()
 def _digest(weights: Mapping[str, torch.Tensor | OnlyPacked]) -> str:
     digest = hashlib.sha256()
-    for name, held in sorted(weights.items()):
-        weight = held.weight if isinstance(held, OnlyPacked) else held
+    for name, own in sorted(weights.items()):
+        weight = own.weight if isinstance(own, OnlyPacked) else own
         digest.update(f"{name} {list(weight.shape)}\n".encode())
         bits = weight.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16)
         digest.update(bits.numpy().tobytes())

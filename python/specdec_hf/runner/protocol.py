@@ -50,6 +50,11 @@ def to_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     return torch.from_numpy(values.copy()).to(device, non_blocking=True)
 
 
+def _alone(states: torch.Tensor) -> torch.Tensor:
+    """The states, copied where their memory holds more than twice as much."""
+    return states.clone() if states.untyped_storage().nbytes() > 2 * states.nbytes else states
+
+
 class HiddenStateTap:
     """Keeps hidden states of the forwards of a runner until they are taken.
 
@@ -88,7 +93,9 @@ class HiddenStateTap:
             columns: which of the n tokens are no padding.
         """
         layers = range(len(states)) if self.layers is None else self.layers
-        self._forwards.append({layer: states[layer][:, columns] for layer in layers})
+        kept = {layer: states[layer][:, columns] for layer in layers}
+        # The states of all layers may share a memory, which is not kept for those of a few.
+        self._forwards.append({layer: _alone(held) for layer, held in kept.items()})
 
     def pop(self) -> HiddenStates:
         """The states [B, n, H] of all forwards since the last call, one after the other.

@@ -145,8 +145,8 @@ class SpecRunner(Runner):
         It is one of extras/compiled, and needs a policy that compiles, and tokens in the cache.
         """
         size = tokens.shape[1]
-        if epilogue is None and self.policy.one_by_one and int(starts.min(initial=0)) < 0:
-            from specdec_hf.extras.prompts_alone import read_alone  # noqa: PLC0415  # padding only
+        if epilogue is None and self.policy.one_by_one and not self.cache.lengths.any():
+            from specdec_hf.extras.prompts_alone import read_alone  # noqa: PLC0415  # prompts only
 
             logits = read_alone(self, tokens, starts, keep)
             if logits is not None:

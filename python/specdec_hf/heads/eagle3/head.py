@@ -37,7 +37,9 @@ class DecoderLayer(HeadLayer):
 
     def norms_of_parts(self) -> list[torch.Tensor] | None:
         norms = (self.input_layernorm, self.hidden_norm)
-        if self.norm_before_residual or len({norm.eps for norm in norms}) > 1:
+        of_heads = (self.q_norm, self.k_norm) if self.qk_norm else ()
+        epsilons = {norm.eps for norm in (*norms, self.post_attention_layernorm, *of_heads)}
+        if self.norm_before_residual or len(epsilons) > 1:
             return None
         return [norm.weight for norm in norms if norm.weight is not None]
 

@@ -93,8 +93,8 @@ class PairStep(nn.Module):
         """
         angles = cosines[places], sines[places]
         if not isinstance(self.midlayer, HeadLayer):  # a `FusedLayer`
-            pairs, fused = torch.cat([embeddings, hidden], dim=-1), self.midlayer
-            states: torch.Tensor = fused.run(pairs, angles, (keys, values), starts, mask, visible)
+            pairs, caches = torch.cat([embeddings, hidden], dim=-1), (keys, values)
+            states: torch.Tensor = self.midlayer.run(pairs, angles, caches, starts, mask, visible)
             return states
         rotary = angles[0][:, None], angles[1][:, None]
         q, k, v, residual = self.midlayer.project(embeddings, hidden, rotary)

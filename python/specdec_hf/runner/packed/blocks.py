@@ -67,9 +67,18 @@ class BlockFile:
         try:
             from gguf import GGUFReader  # noqa: PLC0415  # takes a while
 
-            # Views of a plain array, in place of np.memmap, are made in a quarter of the time.
-            data = property(lambda me: me.array, lambda me, x: setattr(me, "array", np.asarray(x)))
-            tensors = type("Reader", (GGUFReader,), {"data": data})(self.path).tensors
+            class Reader(GGUFReader):
+                """Reads a plain array, whose views take a quarter of the time of np.memmap's."""
+
+                @property  # type: ignore[override]
+                def data(self) -> np.ndarray:
+                    return self._array
+
+                @data.setter
+                def data(self, mapped: np.ndarray) -> None:
+                    self._array = np.asarray(mapped)
+
+            tensors = Reader(self.path).tensors
         except Exception as error:  # a damaged file raises whatever its reader happens to raise
             self._fault = f"it cannot be read: {str(error) or type(error).__name__}"
             return found
@@ -85,9 +94,10 @@ class BlockFile:
         dtype = weight.dtype
         if not blocks_pay(dtype):
             return None
-        sums = _row_sums(weight)
+        tensors = self._tensors.get((weight.shape[0], weight.shape[1]), [])
+        sums = _row_sums(weight) if tensors else torch.empty(0)
         total = int(sums.sum())
-        for stored in self._tensors.get((weight.shape[0], weight.shape[1]), ()):
+        for stored in tensors:
             if stored.totals.get(dtype, total) != total:
                 continue
             packed = stored.packed()
@@ -122,15 +132,16 @@ def _row_sums(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _bits_of(weight: torch.Tensor) -> torch.Tensor:
-    """The bits of float32 [N, K], in int64 where a view can be: those are summed faster."""
-    wide = weight.shape[1] % 2 == weight.storage_offset() % 2 == 0
-    return weight.view(torch.int64 if wide else torch.int32)
+    """The bits of [N, K], in the widest integers that a view can have: those are summed faster."""
+    row, begin = (n * weight.element_size() for n in (weight.shape[1], weight.storage_offset()))
+    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+    return weight.view(next(integers[n] for n in integers if row % n == begin % n == 0))
 
 
 def blocks_pay(dtype: torch.dtype) -> bool:
     """Whether rows of a dtype are multiplied by blocks sooner than by panels, however many.
 
-    Unpacked numbers are rounded to 16 bits, which takes longer than reading 16 bits, but with AMX.
+    Rounding unpacked numbers to bfloat16 costs less than the bytes that it saves on AMX alone.
     """
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bfloat16_products() == "amx_bf16")
 

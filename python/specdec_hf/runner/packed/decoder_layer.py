@@ -169,17 +169,26 @@ class LayerStack:
 
     Args:
         parts: of its layers.
+
+    Attributes:
+        layers: their weights; None where the layers are of several kinds.
     """
 
     def __init__(self, parts: list[LayerParts]) -> None:
         self.parts, self.packed = parts, [one.packed for one in parts]
-        self.layers = PackedDecoderLayers(self.packed)
+        kinds = {
+            (one.epsilon, one.scale, len(one.qkv_biases), one.output_bias is None,
+             len(one.mlp_biases), len(one.head_norms))
+            for one in self.packed
+        }  # fmt: skip
+        self.layers = PackedDecoderLayers(self.packed) if len(kinds) == 1 else None
 
     def run(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: Any, cache: SpecCache,
         *, every_layer: bool,
     ) -> torch.Tensor:  # fmt: skip
         """Hidden states [B, n, H] after the last layer, or [L, B, n, H] after each."""
+        assert self.layers is not None
         caches: list[torch.Tensor] = []
         for one, packed in zip(self.parts, self.packed, strict=True):
             own = cache.spec_layers[one.layer_idx]
@@ -193,13 +202,13 @@ class LayerStack:
         )
 
 
-# What the loop gives a decoder beside ids, positions and mask.
-_OF_THE_LOOP = frozenset({CACHE_NAME, "output_hidden_states", "return_dict"})
+# A forward of the loop passes no other arguments beside ids, positions and mask.
+_ARGUMENTS = frozenset({CACHE_NAME, "output_hidden_states", "return_dict"})
 
 
 def _stack_of(decoder: Any, kwargs: Any) -> LayerStack | None:
     """The layers of a decoder where a forward of the loop runs them in one op, else None."""
-    if not isinstance(kwargs.get(CACHE_NAME), SpecCache) or not kwargs.keys() <= _OF_THE_LOOP:
+    if not isinstance(kwargs.get(CACHE_NAME), SpecCache) or not kwargs.keys() <= _ARGUMENTS:
         return None
     layers = list(decoder._modules["layers"]._modules.values())
     parts = [vars(one).get("parts") for one in layers[: decoder.config.num_hidden_layers]]
@@ -207,12 +216,8 @@ def _stack_of(decoder: Any, kwargs: Any) -> LayerStack | None:
         return None
     stack: LayerStack | None = vars(decoder).get("stack")
     if stack is None or stack.packed != [one.packed for one in parts]:
-        try:
-            stack = LayerStack(parts)
-        except ValueError:  # the layers differ
-            return None
-        decoder.stack = stack
-    return stack
+        stack = decoder.stack = LayerStack(parts)
+    return None if stack.layers is None else stack
 
 
 @functools.cache
@@ -234,11 +239,12 @@ def _fused_decoder_class(kind: Any) -> type:
         mask = attention_mask
         if isinstance(mask, dict) and len(mask) == 1:  # by type of layer
             (mask,) = mask.values()
-        stack = _stack_of(self, kwargs) if position_ids is not None else None
-        if stack is not None and follows_mask(mask, {}):
+        follows = isinstance(mask, torch.Tensor) and follows_mask(mask, {})
+        stack = _stack_of(self, kwargs) if follows and position_ids is not None else None
+        if stack is not None:
             x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
             cos, sin = self.rotary_emb(x, position_ids)
-            if all(one.takes(x, cos, sin) for one in stack.parts[:1]):
+            if stack.parts[0].takes(x, cos, sin):
                 every, cache = bool(kwargs.get("output_hidden_states")), kwargs[CACHE_NAME]
                 y = stack.run(x, cos, sin, mask, cache, every_layer=every)
                 last = self.norm(y[-1] if every else y)

@@ -121,8 +121,10 @@ def refresh(layers: Iterable[LinearWithPackedCopy]) -> bool:
     except ImportError as error:
         raise ValueError(f"its weights cannot be watched for changes: {error}") from error
     copies = list(dict.fromkeys(layer.copy_of_weight() for layer in layers))
-    found = digests([copy.bytes for copy in copies], threads=torch.get_num_threads())
-    return sum(copy.refresh(digest) for copy, digest in zip(copies, found, strict=True)) > 0
+    threads = min(torch.get_num_threads(), 1024)  # the most that it takes
+    found = digests([copy.bytes for copy in copies], threads=threads)
+    changed = [copy.refresh(digest) for copy, digest in zip(copies, found, strict=True)]
+    return any(changed)
 
 
 def bytes_to_pack(layers: list[torch.nn.Linear]) -> int:

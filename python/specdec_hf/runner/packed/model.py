@@ -44,7 +44,8 @@ class PackedStats:
         blocks: of them, those that multiply by blocks: of the GGUF file of the model, or of a head
             whose weights were rounded to int8.
         fused: decoder layers that run by `decoder_layers_`, or by `norm_qkv_rope` and
-            `output_norm_mlp` where the cache is not the loop's own.
+            `output_norm_mlp` where the cache is not the loop's own, layers differ or have several
+            masks.
         bytes: of their packed copies, each once, those that other models share included.
         resident_bytes: memory of the whole process.
         seconds: how long packing took in this call; 0 after the first call with a model, unless
