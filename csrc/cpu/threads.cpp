@@ -18,9 +18,7 @@ using Body = void (*)(void* context, int64_t begin, int64_t end);
 using Clock = std::chrono::steady_clock;
 
 // Waking a sleeping thread takes as long as a small product, so threads wait awake from one op of a
-// forward to the next. A longer wait has lost its processor or has nothing to wait for. Between two
-// looks they offer their processor to others, as to a thread of PyTorch's that a caller waits for:
-// without that torch.sin after a product took up to the whole of this time.
+// forward to the next. A longer wait has lost its processor or has nothing to wait for.
 constexpr std::chrono::microseconds kAwake{1000};
 
 void pause() {
@@ -31,16 +29,19 @@ void pause() {
 #endif
 }
 
-// Whether it came true while this thread waited awake.
+// Whether it came true while this thread waited awake. Between two looks a worker without work
+// yields to others, such as a thread of PyTorch's that the caller waits for: without that torch.sin
+// after a product took up to the whole of the time. A caller would give a neighbour's process a
+// slice of time for a wait of microseconds.
 template <class F>
-bool awaited(F&& f) {
+bool awaited(F&& f, bool yields) {
   const Clock::time_point end = Clock::now() + kAwake;
   do {
     for (int i = 0; i < 16; ++i) {
       if (f()) return true;
       pause();
     }
-    std::this_thread::yield();
+    if (yields) std::this_thread::yield();
   } while (Clock::now() < end);
   return false;
 }
@@ -61,7 +62,7 @@ class Pool {
     }
     while (run_part(-1)) continue;
     const auto finished = [this] { return unfinished_ == 0; };
-    if (!awaited(finished)) {
+    if (!awaited(finished, false)) {
       std::unique_lock<std::mutex> lock(mutex_);
       waiting_ = true;
       finished_.wait(lock, finished);
@@ -106,7 +107,7 @@ class Pool {
     const auto wanted = [&] { return Unclaimed::of(unclaimed_).for_worker(worker); };
     for (;;) {
       while (run_part(worker)) continue;
-      if (awaited(wanted)) continue;
+      if (awaited(wanted, true)) continue;
       std::unique_lock<std::mutex> lock(mutex_);
       ++sleeping_;
       wake_.wait(lock, wanted);
