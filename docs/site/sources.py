@@ -27,8 +27,8 @@ SEVERAL = re.compile(r"^( +)(\w+(?:,\s+\w+)+)(: .*\n(?:\1 +.*\n|\n(?=\1 ))*)", r
 def ops() -> dict[str, list[str]]:
     """Each public function of `specdec_kernels.ops`, with the classes that its signature names.
 
-    A class stands on the page of the first function that returns it, or else takes it, and so do
-    those that its fields name.
+    A class is described with the first function that returns it, or else takes it. The classes of
+    its fields are described with it.
     """
     found: dict[str, list[str]] = {}
     for file in sorted((ROOT / "specdec_kernels/ops").glob("[!_]*.py")):

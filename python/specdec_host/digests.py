@@ -35,9 +35,9 @@ def digests(arrays: Sequence[Array], *, threads: int | None = None) -> list[int]
         >>> digests([weight]) == before
         False
     """
-    given = [require_array(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
-    for i, array in enumerate(given):
+    checked = [require_array(array, f"arrays[{i}]") for i, array in enumerate(arrays)]
+    for i, array in enumerate(checked):
         if not array.flags.c_contiguous:
             raise ValueError(f"arrays[{i}] must be contiguous, got strides {array.strides}")
     limit = get_num_threads() if threads is None else check_integer("threads", threads, 1, 1024)
-    return _library.digests(given, limit)
+    return _library.digests(checked, limit)

@@ -286,8 +286,6 @@ struct Layer {
   std::vector<int64_t> in_features, out_features;
   std::vector<Tensor> qkv_biases, mlp_biases, head_norms;
   std::optional<Tensor> output_bias;
-
-  int64_t hidden() const { return norms[1].numel(); }
 };
 
 struct Layers {

@@ -243,12 +243,11 @@ def digest_of(model: Any) -> str | None:
         None where a weight is not a plain tensor, or is not in memory.
     """
     weights = dict(model.named_parameters())
-    packed: dict[str, OnlyPacked] = {}
+    first: dict[int, tuple[str, OnlyPacked]] = {}  # of the layers that share a weight
     for name, module in model.named_modules():
-        if not isinstance(module, OnlyPacked) or module.is_tied:
-            continue
-        if all(module.panels is not other.panels for other in packed.values()):
-            packed[f"{name}.weight"] = module
+        if isinstance(module, OnlyPacked) and not module.is_tied:
+            first.setdefault(id(module.panels), (f"{name}.weight", module))
+    packed = dict(first.values())
     if not all(map(_is_plain, weights.values())):
         return None
     memory = weights | {name: module.panels for name, module in packed.items()}

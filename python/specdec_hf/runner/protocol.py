@@ -95,7 +95,7 @@ class HiddenStateTap:
         layers = range(len(states)) if self.layers is None else self.layers
         kept = {layer: states[layer][:, columns] for layer in layers}
         # The states of all layers may share a memory, which is not kept for those of a few.
-        self._forwards.append({layer: _alone(held) for layer, held in kept.items()})
+        self._forwards.append({layer: _alone(own) for layer, own in kept.items()})
 
     def pop(self) -> HiddenStates:
         """The states [B, n, H] of all forwards since the last call, one after the other.

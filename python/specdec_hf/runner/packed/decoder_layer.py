@@ -212,7 +212,7 @@ def _stack_of(decoder: Any, kwargs: Any) -> LayerStack | None:
         return None
     layers = list(decoder._modules["layers"]._modules.values())
     parts = [vars(one).get("parts") for one in layers[: decoder.config.num_hidden_layers]]
-    if not parts or None in parts:
+    if not parts or not all(isinstance(one, LayerParts) for one in parts):
         return None
     stack: LayerStack | None = vars(decoder).get("stack")
     if stack is None or stack.packed != [one.packed for one in parts]:
