@@ -5,6 +5,7 @@
 #include "cpu/capability.h"
 #include "cpu/forward/decoder_layer_tile.h"
 #include "cpu/forward/linear.h"
+#include "specdec/attention.h"
 
 namespace specdec::cpu {
 
@@ -107,7 +108,102 @@ void add_product(const Rows& rows, const LinearInput& input, const PackedWeight&
   });
 }
 
+// The input of one of several layers, [rows, input], and its output.
+struct LayerRows {
+  const void *x, *residual;
+  void* y;
+  int64_t input;
+};
+
+AttentionStrides in_elements(const KvStrides& bytes, int64_t size) {
+  return {bytes.sequence / size, bytes.head / size, bytes.slot / size};
+}
+
+// Writes the keys and values of a layer, and its output; y may be x or the residual.
+void run_layer(const DecoderLayersParams& p, int64_t layer, const LayerRows& io, char* scratch,
+               const Parallel& threads) {
+  const DecoderLayerWeights& w = p.layers[layer];
+  const int64_t rows = p.batch * p.tokens, bytes = p.dtype == DType::kFloat32 ? 4 : 2;
+  const int64_t wide = w.qkv[0].out_features, narrow = w.qkv[1].out_features;
+  // Queries, keys, values and what attention makes of them, [batch, tokens, heads, head_size] each.
+  char* const query = scratch;
+  char* const key = query + rows * wide * bytes;
+  char* const value = key + rows * narrow * bytes;
+  char* const attended = value + rows * narrow * bytes;
+  NormQkvRopeParams before = {};
+  before.x = io.x;
+  before.norm = w.norms[0];
+  before.cos = p.cos;
+  before.sin = p.sin;
+  for (int i = 0; i < 3; ++i) before.qkv[i] = w.qkv[i];
+  for (int i = 0; i < 2; ++i) before.head_norms[i] = w.head_norms[i];
+  before.outputs[0] = query;
+  before.outputs[1] = key;
+  before.outputs[2] = value;
+  before.dtype = p.dtype;
+  before.rows = rows;
+  before.hidden = io.input;
+  before.parts = io.input / p.hidden;
+  before.head_size = p.head_size;
+  before.row_period = p.row_period;
+  before.epsilon = p.epsilon;
+  norm_qkv_rope(before, threads);
+
+  KvTensor entries[] = {p.caches[2 * layer], p.caches[2 * layer + 1]};
+  const char* const made[] = {key, value};
+  const int64_t token_bytes = narrow * bytes;
+  for (int i = 0; i < 2; ++i) {
+    entries[i].entries = made[i];
+    entries[i].entry_stride = {p.tokens * token_bytes, entries[i].entry_bytes, token_bytes};
+    entries[i].count = p.tokens;
+  }
+  if (entries[0].slots > 0) kv_append({entries, 2, p.batch, p.positions}, threads);
+
+  CachedAttentionParams attention = {};
+  attention.query = query;
+  attention.keys = entries[0].cache;
+  attention.values = entries[1].cache;
+  attention.mask = p.mask;
+  attention.out = attended;
+  attention.dtype = p.dtype;
+  attention.batch = p.batch;
+  attention.heads = wide / p.head_size;
+  attention.kv_heads = narrow / p.head_size;
+  attention.queries = p.tokens;
+  attention.slots = p.slots;
+  attention.size = attention.value_size = p.head_size;
+  attention.query_strides = {p.tokens * wide, p.head_size, wide};
+  attention.key_strides = in_elements(entries[0].cache_stride, bytes);
+  attention.value_strides = in_elements(entries[1].cache_stride, bytes);
+  attention.mask_stride_sequence = p.mask_stride_sequence;
+  attention.mask_stride_query = p.mask_stride_token;
+  attention.scale = p.scale;
+  cached_attention(attention, threads);
+
+  output_norm_mlp({attended, io.residual, w.norms[1], w.output, w.gate, w.up, w.down, io.y, p.dtype,
+                   rows, wide, p.hidden, p.epsilon},
+                  threads);
+}
+
 }  // namespace
+
+void decoder_layers(const DecoderLayersParams& p, const Parallel& threads) {
+  const int64_t rows = p.batch * p.tokens, bytes = p.dtype == DType::kFloat32 ? 4 : 2;
+  if (rows == 0) return;
+  int64_t widest = 0;
+  for (int64_t i = 0; i < p.num_layers; ++i) {
+    const PackedWeight* const qkv = p.layers[i].qkv;
+    widest = std::max(widest, qkv[0].out_features + qkv[1].out_features);
+  }
+  const std::unique_ptr<char[]> scratch(new char[static_cast<size_t>(2 * rows * widest * bytes)]);
+  LayerRows io = {p.x, p.residual, p.y, p.input};
+  for (int64_t i = 0; i < p.num_layers; ++i) {
+    run_layer(p, i, io, scratch.get(), threads);
+    io.x = io.residual = io.y;
+    io.input = p.hidden;
+    if (p.every_layer) io.y = static_cast<char*>(io.y) + rows * p.hidden * bytes;
+  }
+}
 
 void norm_qkv_rope(const NormQkvRopeParams& p, const Parallel& threads) {
   if (p.rows == 0) return;

@@ -1,6 +1,8 @@
 #pragma once
-// A decoder layer without its attention, for few rows: what comes before the cache and what comes
-// after it. Each intermediate result is rounded to the dtype where a model's own forward rounds it.
+// Decoder layers for few rows, and the two halves of one: what comes before the cache and what comes
+// after attention. Each intermediate result is rounded to the dtype where a model's own forward
+// rounds it.
+#include "specdec/kv.h"
 #include "specdec/linear.h"
 
 namespace specdec {
@@ -31,7 +33,33 @@ struct OutputNormMlpParams {
   float epsilon;
 };
 
+struct DecoderLayerWeights {
+  const void* norms[2];       // before attention, and before the gated network
+  PackedWeight qkv[3];        // as NormQkvRopeParams
+  const void* head_norms[2];  // as NormQkvRopeParams
+  PackedWeight output, gate, up, down;
+};
+
+// Layers one after another, each with attention over its cache.
+struct DecoderLayersParams {
+  const DecoderLayerWeights* layers;
+  const KvTensor* caches;  // keys and values of each layer, with heads of `head_size` and no entries
+  int64_t num_layers;
+  const void* x;         // [batch, tokens, input], in parts of `hidden`
+  const void* residual;  // [batch, tokens, hidden], what the first layer adds to
+  const void *cos, *sin;  // as NormQkvRopeParams
+  KvVector<const void> positions;  // the slots of the first tokens
+  const uint8_t* mask;             // [batch, tokens, slots], contiguous in the slots
+  int64_t mask_stride_sequence, mask_stride_token;
+  void* y;       // [batch, tokens, hidden] after the last layer; or after each, where every_layer
+  DType dtype;   // of all but the mask
+  int64_t batch, tokens, input, hidden, head_size, row_period, slots;
+  float scale, epsilon;
+  bool every_layer;
+};
+
 namespace cpu {
+void decoder_layers(const DecoderLayersParams& p, const Parallel& threads);
 void norm_qkv_rope(const NormQkvRopeParams& p, const Parallel& threads);
 void output_norm_mlp(const OutputNormMlpParams& p, const Parallel& threads);
 }  // namespace cpu

@@ -1,62 +1,8 @@
-#include "specdec/decoder_layer.h"
-
-#include <algorithm>
-#include <cmath>
-#include <memory>
-
-#include "specdec/attention.h"
-#include "torch/arguments/kv.h"
-#include "torch/arguments/linear.h"
+#include "torch/arguments/decoder_layer.h"
 #include "torch/register.h"
 
 namespace specdec {
 namespace {
-
-void check_like(const char* name, const Tensor& t, const Tensor& of, const char* of_name) {
-  SPECDEC_CHECK(t.scalar_type() == of.scalar_type(), name, " must be ", dtype_name(of), ", got ",
-                dtype_name(t));
-  check_same_device(name, t, of, of_name);
-}
-
-void check_hidden(const char* name, const Tensor& t) {
-  SPECDEC_CHECK(t.dim() == 3 && t.size(2) >= 1, name, " must be [B, n, C], got ", shape_of(t));
-  check_floats(name, t);
-  check_on_cpu(name, t);
-}
-
-// None, or one for each of several.
-void check_number(const char* name, const std::vector<Tensor>& tensors, size_t number) {
-  SPECDEC_CHECK(tensors.empty() || tensors.size() == number, name, " must be ", number,
-                " tensors or none, got ", tensors.size());
-}
-
-void check_epsilon(double epsilon) {
-  SPECDEC_CHECK(std::isfinite(static_cast<float>(epsilon)) && epsilon >= 0,
-                "epsilon must be finite and at least 0, got ", epsilon);
-}
-
-std::string item(const char* name, size_t i) { return name + ("[" + std::to_string(i) + "]"); }
-
-// The sizes of several weights; in_features are checked too, because panels do not show whether
-// the last of their inputs or outputs is padding.
-struct Sizes {
-  const std::vector<int64_t>&in, &out;
-
-  std::string of(size_t i) const {
-    return "[" + std::to_string(out[i]) + ", " + std::to_string(in[i]) + "]";
-  }
-};
-
-void check_weight(const std::string& name, const Tensor& panels, int64_t out_features,
-                  int64_t in_features, const Tensor& of, const char* of_name) {
-  check_entries(name.c_str(), "the weight", "[N, K]", {out_features, in_features});
-  check_panels(name, panels, out_features, in_features, of, of_name);
-}
-
-PackedWeight weight_of(const Tensor& panels, const Tensor* bias, int64_t out_features) {
-  return {panels.const_data_ptr(), format_of(panels),
-          bias != nullptr ? bias->const_data_ptr() : nullptr, out_features};
-}
 
 std::vector<Tensor> all_dense(std::vector<Tensor> tensors) {
   for (Tensor& t : tensors) t = dense(t);
@@ -65,49 +11,6 @@ std::vector<Tensor> all_dense(std::vector<Tensor> tensors) {
 
 const Tensor* item_of(const std::vector<Tensor>& tensors, size_t i) {
   return tensors.empty() ? nullptr : &tensors[i];
-}
-
-void check_norm_qkv_rope(const Tensor& x, int64_t hidden, const Tensor& norm,
-                         const std::vector<Tensor>& qkv, const std::vector<int64_t>& in_features,
-                         const std::vector<int64_t>& out_features, const Tensor& cos,
-                         const Tensor& sin, const std::vector<Tensor>& biases,
-                         const std::vector<Tensor>& head_norms, double epsilon) {
-  const int64_t batch = x.size(0), tokens = x.size(1);
-  SPECDEC_CHECK(norm.numel() == hidden && (norm.dim() == 1 || norm.dim() == 2),
-                "norm must be [C], or [G, C] for G parts of x, with ", hidden, " numbers, got ",
-                shape_of(norm));
-  check_like("norm", norm, x, "x");
-  SPECDEC_CHECK(cos.dim() == 3 && (cos.size(0) == batch || cos.size(0) == 1) &&
-                    cos.size(1) == tokens && cos.size(2) >= 2 && cos.size(2) % 2 == 0,
-                "cos must be [B, n, D] = [", batch, ", ", tokens, ", D], or [1, ", tokens,
-                ", D], with an even D, got ", shape_of(cos));
-  check_like("cos", cos, x, "x");
-  const int64_t size = cos.size(2);
-  SPECDEC_CHECK(
-      sin.dim() == 3 && sin.size(0) == cos.size(0) && sin.size(1) == tokens && sin.size(2) == size,
-      "sin must have the shape of cos, ", shape_of(cos), ", got ", shape_of(sin));
-  check_like("sin", sin, x, "x");
-  SPECDEC_CHECK(qkv.size() == 3 && in_features.size() == 3 && out_features.size() == 3,
-                "qkv must be 3 packed weights, got ", qkv.size());
-  check_number("biases", biases, 3);
-  check_number("head_norms", head_norms, 2);
-  const Sizes sizes = {in_features, out_features};
-  for (size_t i = 0; i < 3; ++i) {
-    SPECDEC_CHECK(in_features[i] == hidden && out_features[i] >= 1 && out_features[i] % size == 0,
-                  item("qkv", i), " must be a weight [H * D, C] with D = ", size,
-                  " and C = ", hidden, ", got ", sizes.of(i));
-    check_weight(item("qkv", i), qkv[i], out_features[i], hidden, x, "x");
-    check_entries("x", "an output", "[B, n, H * D]", {batch, tokens, out_features[i]});
-    if (!biases.empty()) {
-      check_vector(item("biases", i).c_str(), biases[i], out_features[i], x.scalar_type(), x, "x");
-    }
-  }
-  SPECDEC_CHECK(out_features[2] == out_features[1], "qkv[2] must have as many outputs as qkv[1], ",
-                out_features[1], ", got ", out_features[2]);
-  for (size_t i = 0; i < head_norms.size(); ++i) {
-    check_vector(item("head_norms", i).c_str(), head_norms[i], size, x.scalar_type(), x, "x");
-  }
-  check_epsilon(epsilon);
 }
 
 // Checks what the op `norm_qkv_rope` takes.
@@ -120,93 +23,41 @@ void check_inputs(const Tensor& x, const Tensor& norm, const std::vector<Tensor>
                       head_norms, epsilon);
 }
 
-// The arguments have been checked. x is [B, n, K] without gaps; outputs are queries, keys and
-// values [B, n, H, D].
-void run_norm_qkv_rope(const void* x, int64_t rows, Tensor norm, const std::vector<Tensor>& qkv,
-                       const std::vector<int64_t>& out_features, Tensor cos, Tensor sin,
-                       std::vector<Tensor> biases, std::vector<Tensor> head_norms, double epsilon,
-                       void* const* outputs) {
-  norm = dense(norm);
-  cos = dense(cos);
-  sin = dense(sin);
-  biases = all_dense(biases);
-  head_norms = all_dense(head_norms);
-  NormQkvRopeParams p = {};
-  p.x = x;
-  p.norm = norm.const_data_ptr();
-  p.cos = cos.const_data_ptr();
-  p.sin = sin.const_data_ptr();
-  p.dtype = row_dtype(norm);
-  p.rows = rows;
-  p.hidden = norm.numel();
-  p.parts = norm.dim() == 1 ? 1 : norm.size(0);
-  p.head_size = cos.size(2);
-  p.row_period = cos.size(0) * cos.size(1);
-  p.epsilon = static_cast<float>(epsilon);
-  for (size_t i = 0; i < 3; ++i) {
-    p.qkv[i] = weight_of(qkv[i], item_of(biases, i), out_features[i]);
-    p.outputs[i] = outputs[i];
-  }
-  for (size_t i = 0; i < head_norms.size(); ++i) p.head_norms[i] = head_norms[i].const_data_ptr();
-  cpu::norm_qkv_rope(p, torch_parallel());
-}
-
 std::tuple<Tensor, Tensor, Tensor> norm_qkv_rope(Tensor x, Tensor norm, std::vector<Tensor> qkv,
                                                  std::vector<int64_t> in_features,
                                                  std::vector<int64_t> out_features, Tensor cos,
                                                  Tensor sin, std::vector<Tensor> biases,
                                                  std::vector<Tensor> head_norms, double epsilon) {
   check_inputs(x, norm, qkv, in_features, out_features, cos, sin, biases, head_norms, epsilon);
+  x = dense(x);
+  norm = dense(norm);
+  cos = dense(cos);
+  sin = dense(sin);
+  biases = all_dense(biases);
+  head_norms = all_dense(head_norms);
   const int64_t size = cos.size(2);
+  NormQkvRopeParams p = {};
+  p.x = x.const_data_ptr();
+  p.norm = norm.const_data_ptr();
+  p.cos = cos.const_data_ptr();
+  p.sin = sin.const_data_ptr();
+  p.dtype = row_dtype(norm);
+  p.rows = x.size(0) * x.size(1);
+  p.hidden = norm.numel();
+  p.parts = norm.dim() == 1 ? 1 : norm.size(0);
+  p.head_size = size;
+  p.row_period = cos.size(0) * cos.size(1);
+  p.epsilon = static_cast<float>(epsilon);
   std::vector<Tensor> outputs;
-  void* data[3];
   for (size_t i = 0; i < 3; ++i) {
     outputs.push_back(
         torch::stable::new_empty(x, {x.size(0), x.size(1), out_features[i] / size, size}));
-    data[i] = outputs[i].mutable_data_ptr();
+    p.qkv[i] = weight_of(qkv[i], item_of(biases, i), out_features[i]);
+    p.outputs[i] = outputs[i].mutable_data_ptr();
   }
-  x = dense(x);
-  run_norm_qkv_rope(x.const_data_ptr(), x.size(0) * x.size(1), norm, qkv, out_features, cos, sin,
-                    biases, head_norms, epsilon, data);
+  for (size_t i = 0; i < head_norms.size(); ++i) p.head_norms[i] = head_norms[i].const_data_ptr();
+  cpu::norm_qkv_rope(p, torch_parallel());
   return {outputs[0], outputs[1], outputs[2]};
-}
-
-// What follows attention, whose output has `heads` numbers for each token.
-void check_mlp(const Tensor& residual, int64_t hidden, int64_t heads, const Tensor& norm,
-               const Tensor& output, const std::vector<Tensor>& mlp,
-               const std::vector<int64_t>& in_features, const std::vector<int64_t>& out_features,
-               const std::optional<Tensor>& output_bias, const std::vector<Tensor>& biases,
-               double epsilon) {
-  const int64_t batch = residual.size(0), tokens = residual.size(1);
-  check_vector("norm", norm, hidden, residual.scalar_type(), residual, "residual");
-  SPECDEC_CHECK(mlp.size() == 3 && in_features.size() == 4 && out_features.size() == 4,
-                "mlp must be 3 packed weights, got ", mlp.size());
-  check_number("biases", biases, 3);
-  const Sizes sizes = {in_features, out_features};
-  const int64_t size = out_features[1];
-  SPECDEC_CHECK(in_features[0] == heads && out_features[0] == hidden,
-                "output must be a weight [C, A] = [", hidden, ", ", heads, "], got ", sizes.of(0));
-  check_weight("output", output, hidden, heads, residual, "residual");
-  SPECDEC_CHECK(in_features[1] == hidden && size >= 1,
-                "mlp[0] must be a weight [I, C] with C = ", hidden, ", got ", sizes.of(1));
-  SPECDEC_CHECK(in_features[2] == hidden && out_features[2] == size,
-                "mlp[1] must be a weight [I, C] = ", sizes.of(1), ", got ", sizes.of(2));
-  SPECDEC_CHECK(in_features[3] == size && out_features[3] == hidden,
-                "mlp[2] must be a weight [C, I] = [", hidden, ", ", size, "], got ", sizes.of(3));
-  for (size_t i = 0; i < 3; ++i) {
-    const int64_t outputs = out_features[1 + i];
-    check_weight(item("mlp", i), mlp[i], outputs, in_features[1 + i], residual, "residual");
-    if (!biases.empty()) {
-      check_vector(item("biases", i).c_str(), biases[i], outputs, residual.scalar_type(), residual,
-                   "residual");
-    }
-  }
-  if (output_bias) {
-    check_vector("output_bias", *output_bias, hidden, residual.scalar_type(), residual, "residual");
-  }
-  check_entries("residual", "the result", "[B, n, C]", {batch, tokens, hidden});
-  check_entries("residual", "the gate", "[B, n, I]", {batch, tokens, size});
-  check_epsilon(epsilon);
 }
 
 void check_output_norm_mlp(const Tensor& attended, const Tensor& residual, const Tensor& norm,
@@ -226,243 +77,35 @@ void check_output_norm_mlp(const Tensor& attended, const Tensor& residual, const
             out_features, output_bias, biases, epsilon);
 }
 
-// The arguments have been checked. attended is [B, n, A], residual and y are [B, n, C], all without
-// gaps; y may be the residual.
-void run_output_norm_mlp(const void* attended, int64_t attended_size, const void* residual,
-                         int64_t rows, Tensor norm, const Tensor& output,
-                         const std::vector<Tensor>& mlp, const std::vector<int64_t>& out_features,
-                         std::optional<Tensor> output_bias, std::vector<Tensor> biases,
-                         double epsilon, void* y) {
-  const int64_t hidden = norm.numel();
-  norm = dense(norm);
-  if (output_bias) output_bias = dense(*output_bias);
-  biases = all_dense(biases);
-  OutputNormMlpParams p = {};
-  p.attended = attended;
-  p.residual = residual;
-  p.norm = norm.const_data_ptr();
-  p.output = weight_of(output, output_bias ? &*output_bias : nullptr, hidden);
-  p.gate = weight_of(mlp[0], item_of(biases, 0), out_features[1]);
-  p.up = weight_of(mlp[1], item_of(biases, 1), out_features[2]);
-  p.down = weight_of(mlp[2], item_of(biases, 2), hidden);
-  p.y = y;
-  p.dtype = row_dtype(norm);
-  p.rows = rows;
-  p.attended_size = attended_size;
-  p.hidden = hidden;
-  p.epsilon = static_cast<float>(epsilon);
-  cpu::output_norm_mlp(p, torch_parallel());
-}
-
 Tensor output_norm_mlp(Tensor attended, Tensor residual, Tensor norm, Tensor output,
                        std::vector<Tensor> mlp, std::vector<int64_t> in_features,
                        std::vector<int64_t> out_features, std::optional<Tensor> output_bias,
                        std::vector<Tensor> biases, double epsilon) {
   check_output_norm_mlp(attended, residual, norm, output, mlp, in_features, out_features,
                         output_bias, biases, epsilon);
-  Tensor y = torch::stable::new_empty(residual, {residual.size(0), residual.size(1), norm.size(0)});
+  const int64_t hidden = norm.size(0);
+  Tensor y = torch::stable::new_empty(residual, {residual.size(0), residual.size(1), hidden});
   attended = dense(attended);
   residual = dense(residual);
-  run_output_norm_mlp(attended.const_data_ptr(), attended.size(2), residual.const_data_ptr(),
-                      residual.size(0) * residual.size(1), norm, output, mlp, out_features,
-                      output_bias, biases, epsilon, y.mutable_data_ptr());
+  norm = dense(norm);
+  if (output_bias) output_bias = dense(*output_bias);
+  biases = all_dense(biases);
+  OutputNormMlpParams p = {};
+  p.attended = attended.const_data_ptr();
+  p.residual = residual.const_data_ptr();
+  p.norm = norm.const_data_ptr();
+  p.output = weight_of(output, output_bias ? &*output_bias : nullptr, hidden);
+  p.gate = weight_of(mlp[0], item_of(biases, 0), out_features[1]);
+  p.up = weight_of(mlp[1], item_of(biases, 1), out_features[2]);
+  p.down = weight_of(mlp[2], item_of(biases, 2), hidden);
+  p.y = y.mutable_data_ptr();
+  p.dtype = row_dtype(norm);
+  p.rows = residual.size(0) * residual.size(1);
+  p.attended_size = attended.size(2);
+  p.hidden = hidden;
+  p.epsilon = static_cast<float>(epsilon);
+  cpu::output_norm_mlp(p, torch_parallel());
   return y;
-}
-
-template <class T>
-std::vector<T> slice(const std::vector<T>& list, size_t begin, size_t end) {
-  return {list.begin() + begin, list.begin() + end};
-}
-
-// The i-th of equal parts of a list, which may be empty.
-template <class T>
-std::vector<T> part(const std::vector<T>& list, size_t i, size_t size) {
-  return list.empty() ? list : slice(list, i * size, (i + 1) * size);
-}
-
-// The weights of one of several layers; those of qkv, of the output projection and of the MLP.
-struct Layer {
-  std::vector<Tensor> norms, weights;
-  std::vector<int64_t> in_features, out_features;
-  std::vector<Tensor> qkv_biases, mlp_biases, head_norms;
-  std::optional<Tensor> output_bias;
-};
-
-struct Layers {
-  const std::vector<Tensor>&norms, &weights;
-  const std::vector<int64_t>&in_features, &out_features;
-  const std::vector<Tensor>&qkv_biases, &output_biases, &mlp_biases, &head_norms;
-
-  size_t count() const { return norms.size() / 2; }
-
-  Layer at(size_t i) const {
-    Layer layer = {part(norms, i, 2),       part(weights, i, 7),
-                   part(in_features, i, 7), part(out_features, i, 7),
-                   part(qkv_biases, i, 3),  part(mlp_biases, i, 3),
-                   part(head_norms, i, 2),  std::nullopt};
-    if (!output_biases.empty()) layer.output_bias = output_biases[i];
-    return layer;
-  }
-
-  void check_numbers() const {
-    const size_t n = count();
-    SPECDEC_CHECK(n >= 1 && norms.size() == 2 * n, "norms must be 2 tensors a layer, got ",
-                  norms.size());
-    SPECDEC_CHECK(
-        weights.size() == 7 * n && in_features.size() == 7 * n && out_features.size() == 7 * n,
-        "qkv, output and mlp must be ", 7 * n, " packed weights, 7 a layer, got ", weights.size());
-    check_number("qkv_biases", qkv_biases, 3 * n);
-    check_number("output_biases", output_biases, n);
-    check_number("mlp_biases", mlp_biases, 3 * n);
-    check_number("head_norms", head_norms, 2 * n);
-  }
-};
-
-// Adds to the message of an error which layer its argument belongs to, and which half of it.
-template <class F>
-void in_part(size_t layer, const char* part, F&& check) {
-  try {
-    check();
-  } catch (const std::runtime_error& error) {
-    fail("layer ", layer, ", ", part, " attention: ", error.what());
-  }
-}
-
-// All is checked before a cache is written.
-Extents check_decoder_layers(
-    const Tensor& x, const std::vector<Tensor>& norms, const std::vector<Tensor>& weights,
-    const std::vector<int64_t>& in_features, const std::vector<int64_t>& out_features,
-    const std::vector<Tensor>& qkv_biases, const std::vector<Tensor>& output_biases,
-    const std::vector<Tensor>& mlp_biases, const std::vector<Tensor>& head_norms, const Tensor& cos,
-    const Tensor& sin, const std::vector<Tensor>& caches, const Tensor& positions,
-    const Tensor& mask, double scale, double epsilon, bool) {
-  const Layers layers = {norms,      weights,       in_features, out_features,
-                         qkv_biases, output_biases, mlp_biases,  head_norms};
-  layers.check_numbers();
-  const size_t count = layers.count();
-  SPECDEC_CHECK(caches.size() == 2 * count, "caches must be ", 2 * count,
-                " tensors, the keys and the values of each layer, got ", caches.size());
-  std::vector<int64_t> kv_heads;
-  int64_t input = 0;  // numbers of a token before a layer
-  in_part(0, "before", [&] {
-    check_hidden("x", x);
-    input = x.size(2);
-  });
-  for (size_t i = 0; i < count; ++i) {
-    const Layer layer = layers.at(i);
-    in_part(i, "before", [&] {
-      SPECDEC_CHECK(i == 0 || layer.norms[0].dim() == 1,
-                    "norm must be [C], because only the first layer reads several parts, got ",
-                    shape_of(layer.norms[0]));
-      check_norm_qkv_rope(x, input, layer.norms[0], slice(layer.weights, 0, 3),
-                          slice(layer.in_features, 0, 3), slice(layer.out_features, 0, 3), cos, sin,
-                          layer.qkv_biases, layer.head_norms, epsilon);
-    });
-    const int64_t heads = layer.out_features[0] / cos.size(2);
-    kv_heads.push_back(layer.out_features[1] / cos.size(2));
-    in_part(i, "before", [&] {
-      SPECDEC_CHECK(heads % kv_heads[i] == 0, "qkv[1] must have a number of heads that divides ",
-                    heads, ", that of qkv[0], got ", kv_heads[i]);
-    });
-    // Of several parts of x the last is the residual.
-    const Tensor& norm = layer.norms[0];
-    const int64_t hidden = norm.size(norm.dim() - 1);
-    in_part(i, "after", [&] {
-      check_mlp(x, hidden, layer.out_features[0], layer.norms[1], layer.weights[3],
-                slice(layer.weights, 4, 7), slice(layer.in_features, 3, 7),
-                slice(layer.out_features, 3, 7), layer.output_bias, layer.mlp_biases, epsilon);
-    });
-    input = hidden;
-  }
-  const int64_t batch = x.size(0), tokens = x.size(1), size = cos.size(2);
-  check_integers("positions", positions, batch, x, "x");
-  check_caches("caches", caches, positions, "x");
-  const int64_t slots = caches[0].size(2);
-  for (size_t i = 0; i < caches.size(); ++i) {
-    const Tensor& cache = caches[i];
-    SPECDEC_CHECK(
-        cache.size(1) == kv_heads[i / 2] && cache.size(2) == slots && cache.size(3) == size,
-        item("caches", i), " must be [B, H_kv, S, D] = [", batch, ", ", kv_heads[i / 2], ", ",
-        slots, ", ", size, "], got ", shape_of(cache));
-    check_like(item("caches", i).c_str(), cache, x, "x");
-  }
-  SPECDEC_CHECK(slots < int64_t{1} << 31, "caches[0] must have less than 2147483648 slots, got ",
-                slots);
-  SPECDEC_CHECK(mask.dim() == 4 && mask.size(0) == batch && mask.size(1) == 1 &&
-                    mask.size(2) == tokens && mask.size(3) <= slots,
-                "mask must be [B, 1, n, S] = [", batch, ", 1, ", tokens, ", S] with S at most ",
-                slots, ", the slots of caches, got ", shape_of(mask));
-  SPECDEC_CHECK(mask.scalar_type() == ScalarType::Bool, "mask must be bool, got ",
-                dtype_name(mask));
-  check_same_device("mask", mask, x, "x");
-  SPECDEC_CHECK(std::isfinite(static_cast<float>(scale)), "scale must be finite, got ", scale);
-  return check_written("caches", caches);
-}
-
-// New keys or values [B, n, H_kv, D] of one dtype, and the cache [B, H_kv, S, D] that they go to.
-KvTensor appended(const Tensor& cache, const char* entries, int64_t tokens) {
-  KvTensor t = kv_tensor(cache);
-  const int64_t token_bytes = t.heads * t.entry_bytes;
-  t.entries = entries;
-  t.entry_stride = {tokens * token_bytes, t.entry_bytes, token_bytes};
-  t.count = tokens;
-  return t;
-}
-
-AttentionStrides cache_strides(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
-
-// All layers of a call read these.
-struct LayerInputs {
-  Tensor cos, sin, positions, mask;
-  int64_t batch, tokens;
-  double scale, epsilon;
-};
-
-// Writes the keys and values of a layer and its output y [B, n, C]. Its input x is [B, n, K], the
-// residual [B, n, C], both without gaps; y may be either.
-void run_layer(const Layer& layer, const LayerInputs& in, const Tensor& keys, const Tensor& values,
-               const void* x, const void* residual, char* scratch, void* y) {
-  const int64_t rows = in.batch * in.tokens, size = in.cos.size(2), bytes = keys.element_size();
-  const int64_t wide = layer.out_features[0], narrow = layer.out_features[1];
-
-  // Queries, keys, values and what attention makes of them, [B, n, H, D] each.
-  char* const query = scratch;
-  char* const key = query + rows * wide * bytes;
-  char* const value = key + rows * narrow * bytes;
-  char* const attended = value + rows * narrow * bytes;
-  void* const outputs[] = {query, key, value};
-  run_norm_qkv_rope(x, rows, layer.norms[0], layer.weights, layer.out_features, in.cos, in.sin,
-                    layer.qkv_biases, layer.head_norms, in.epsilon, outputs);
-
-  if (rows > 0 && keys.size(2) > 0) {
-    const KvTensor entries[] = {appended(keys, key, in.tokens), appended(values, value, in.tokens)};
-    cpu::kv_append({entries, 2, in.batch, kv_vector<const void>(in.positions)}, torch_parallel());
-  }
-
-  CachedAttentionParams p = {};
-  p.query = query;
-  p.keys = keys.const_data_ptr();
-  p.values = values.const_data_ptr();
-  p.mask = static_cast<const uint8_t*>(in.mask.const_data_ptr());
-  p.out = attended;
-  p.dtype = row_dtype(keys);
-  p.batch = in.batch;
-  p.heads = wide / size;
-  p.kv_heads = narrow / size;
-  p.queries = in.tokens;
-  p.slots = in.mask.size(3);
-  p.size = p.value_size = size;
-  p.query_strides = {in.tokens * wide, size, wide};
-  p.key_strides = cache_strides(keys);
-  p.value_strides = cache_strides(values);
-  p.mask_stride_sequence = in.mask.stride(0);
-  p.mask_stride_query = in.mask.stride(2);
-  p.scale = static_cast<float>(in.scale);
-  cpu::cached_attention(p, torch_parallel());
-
-  run_output_norm_mlp(attended, wide, residual, rows, layer.norms[1], layer.weights[3],
-                      slice(layer.weights, 4, 7), slice(layer.out_features, 3, 7),
-                      layer.output_bias, layer.mlp_biases, in.epsilon, y);
 }
 
 Tensor decoder_layers_(Tensor x, std::vector<Tensor> norms, std::vector<Tensor> weights,
@@ -474,45 +117,43 @@ Tensor decoder_layers_(Tensor x, std::vector<Tensor> norms, std::vector<Tensor> 
   const Extents written = check_decoder_layers(
       x, norms, weights, in_features, out_features, qkv_biases, output_biases, mlp_biases,
       head_norms, cos, sin, caches, positions, mask, scale, epsilon, every_layer);
-  for (std::vector<Tensor>* const read :
-       {&norms, &weights, &qkv_biases, &output_biases, &mlp_biases, &head_norms}) {
-    *read = read_first(*read, written);
-  }
-  const std::vector<Tensor> read_later = read_first({x, cos, sin, positions, mask}, written);
-  const Layers layers = {norms,      weights,       in_features, out_features,
-                         qkv_biases, output_biases, mlp_biases,  head_norms};
-  LayerInputs in = {dense(read_later[1]),
-                    dense(read_later[2]),
-                    read_later[3],
-                    read_later[4],
-                    x.size(0),
-                    x.size(1),
-                    scale,
-                    epsilon};
-  if (in.mask.stride(3) != 1) in.mask = contiguous(in.mask);
-
-  int64_t widest = 0;
-  for (size_t i = 0; i < layers.count(); ++i) {
-    widest = std::max(widest, out_features[7 * i] + out_features[7 * i + 1]);
-  }
-  const int64_t rows = in.batch * in.tokens, bytes = static_cast<int64_t>(x.element_size());
-  const std::unique_ptr<char[]> scratch(new char[2 * rows * widest * bytes]);
-
-  const int64_t count = static_cast<int64_t>(layers.count()), hidden = norms[1].numel();
-  std::vector<int64_t> shape = {in.batch, in.tokens, hidden};
-  if (every_layer) shape.insert(shape.begin(), count);
+  const std::vector<Tensor> read = read_first({x, cos, sin, positions, mask}, written);
+  const DecoderLayers layers(written, norms, weights, out_features, qkv_biases, output_biases,
+                             mlp_biases, head_norms, caches);
+  const int64_t hidden = norms[1].size(0);
+  x = dense(read[0]);
+  cos = dense(read[1]);
+  sin = dense(read[2]);
+  positions = read[3];
+  mask = read[4].stride(3) == 1 ? read[4] : contiguous(read[4]);
+  const Tensor residual = dense(torch::stable::narrow(x, 2, x.size(2) - hidden, hidden));
+  std::vector<int64_t> shape = {x.size(0), x.size(1), hidden};
+  if (every_layer) shape.insert(shape.begin(), static_cast<int64_t>(norms.size()) / 2);
   Tensor y = torch::stable::new_empty(x, shape);
-  char* out = static_cast<char*>(y.mutable_data_ptr());
 
-  x = dense(read_later[0]);
-  const Tensor first = dense(torch::stable::narrow(x, 2, x.size(2) - hidden, hidden));
-  const void *input = x.const_data_ptr(), *residual = first.const_data_ptr();
-  for (int64_t i = 0; i < count; ++i) {
-    run_layer(layers.at(i), in, caches[2 * i], caches[2 * i + 1], input, residual, scratch.get(),
-              out);
-    input = residual = out;
-    if (every_layer) out += rows * hidden * bytes;
-  }
+  DecoderLayersParams p = {};
+  layers.set(p);
+  p.x = x.const_data_ptr();
+  p.residual = residual.const_data_ptr();
+  p.cos = cos.const_data_ptr();
+  p.sin = sin.const_data_ptr();
+  p.positions = kv_vector<const void>(positions);
+  p.mask = static_cast<const uint8_t*>(mask.const_data_ptr());
+  p.mask_stride_sequence = mask.stride(0);
+  p.mask_stride_token = mask.stride(2);
+  p.y = y.mutable_data_ptr();
+  p.dtype = row_dtype(x);
+  p.batch = x.size(0);
+  p.tokens = x.size(1);
+  p.input = x.size(2);
+  p.hidden = hidden;
+  p.head_size = cos.size(2);
+  p.row_period = cos.size(0) * cos.size(1);
+  p.slots = mask.size(3);
+  p.scale = static_cast<float>(scale);
+  p.epsilon = static_cast<float>(epsilon);
+  p.every_layer = every_layer;
+  cpu::decoder_layers(p, torch_parallel());
   return y;
 }
 
