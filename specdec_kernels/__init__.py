@@ -32,6 +32,7 @@ from .ops.decoder_layer import (
     output_norm_mlp,
 )
 from .ops.expand_tree import Expansion, expand_tree
+from .ops.grow_tree import GrownTree, PackedHead, grow_tree_
 from .ops.kv import (
     kv_append_,
     kv_compact_,
@@ -74,9 +75,11 @@ __all__ = [
     "DraftMap",
     "Expansion",
     "FreedBlocks",
+    "GrownTree",
     "NgramDraft",
     "PackedDecoderLayer",
     "PackedDecoderLayers",
+    "PackedHead",
     "PackedLinear",
     "RankedTree",
     "Rule",
@@ -97,6 +100,7 @@ __all__ = [
     "decoder_layers_",
     "draft_positions",
     "expand_tree",
+    "grow_tree_",
     "has_cuda_kernels",
     "kv_append_",
     "kv_compact_",

@@ -47,6 +47,7 @@ OPS = {
     "norm_qkv_rope": "forward.decoder_layer",
     "output_norm_mlp": "forward.decoder_layer",
     "decoder_layers_": "forward.decoder_layer",
+    "grow_tree_": "forward.grow_tree",
 }
 CACHE_OPS = tuple(op for op, module in OPS.items() if module.startswith("kv."))
 # Ops of forwards on the CPU: they exist for no other device.

@@ -9,7 +9,7 @@ import proofs
 import pytest
 import torch
 from proofs import assert_close
-from proofs.forward import decoder_layers_case, layers_by_ops
+from proofs.forward import decoder_layers_case, layers_by_ops, layers_of
 
 import specdec_kernels as sk
 
@@ -57,7 +57,7 @@ def test_what_lies_in_a_cache_is_read_before_it_is_written(at):
 
 def test_the_version_of_a_cache_rises():
     args = drawn()
-    layers = layers_of(args)
+    layers = layers_of(*args[1:9], *args[14:16])
     for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
         caches = [cache.clone() for cache in args[CACHES]]
         with mode():
@@ -68,31 +68,18 @@ def test_the_version_of_a_cache_rises():
         sk.decoder_layers_(args[X], layers, *args[COS : COS + 2], caches, *args[POSITIONS:14])
 
 
-def layers_of(args):
-    _, norms, panels, ins, outs, qkv_biases, output_biases, mlp_biases, head_norms = args[:9]
-    packed = [sk.PackedLinear(*w) for w in zip(panels, ins, outs, strict=True)]
-    return sk.PackedDecoderLayers([
-        sk.PackedDecoderLayer(
-            norms[2 * i : 2 * i + 2], packed[7 * i : 7 * i + 3], packed[7 * i + 3],
-            packed[7 * i + 4 : 7 * i + 7], args[15], args[14], qkv_biases[3 * i : 3 * i + 3],
-            output_biases[i], mlp_biases[3 * i : 3 * i + 3], head_norms[2 * i : 2 * i + 2],
-        )
-        for i in range(len(norms) // 2)
-    ])  # fmt: skip
-
-
 @pytest.mark.parametrize("every", [False, True])
 def test_the_public_function_passes_everything_on(every):
     args, other = drawn(layers=2, every=every), drawn(layers=2, every=every)
     y = sk.decoder_layers_(
-        args[X], layers_of(args), *args[COS : COS + 2], tuple(args[CACHES]), *args[POSITIONS:14],
+        args[X], layers_of(*args[1:9], *args[14:16]), *args[COS : COS + 2], tuple(args[CACHES]), *args[POSITIONS:14],
         every_layer=every,
     )  # fmt: skip
     assert_same(args, y, op(*other), other[CACHES])
 
 
 def test_layers_that_do_not_agree_are_named():
-    first, second = layers_of(drawn(layers=2)).layers
+    first, second = layers_of(*drawn(layers=2)[1:9], 0.3, 1e-5).layers
     for name, value, message in (
         ("epsilon", 0.5, "1e-05, got 0.5"), ("head_norms", (), "2 tensors, got 0 tensors"),
         ("output_bias", None, "1 tensor, got 0 tensors"),

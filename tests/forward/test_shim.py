@@ -169,7 +169,7 @@ def test_a_decoder_layer_agrees_with_the_specification(dtype, n):
     x, z = (torch.randn(n).to(dtype) for _ in range(2))
     eps, size = torch.finfo(dtype).eps, ctypes.c_int64(n)
     y = by_kernel("normalise", torch.zeros_like(x), x, z, size, ctypes.c_float(0.25))
-    want = decoder_layer._rms_norm(x, z, 0.25)
+    want = decoder_layer.rms_norm(x, z, 0.25)
     assert_close("normalise", y, want, rtol=8 * eps if dtype == DTYPES[0] else eps)
     in_place = by_kernel("gate", x, z, size)
     want = torch.nn.functional.silu(x.double()).to(dtype) * z

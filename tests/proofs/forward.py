@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 from torch import Generator, Tensor
 
+import specdec_kernels as sk
 from proofs.case import SHORT, Args, Case, spread
 from specdec_kernels import reference
 from specdec_kernels.arguments.weight_blocks import BLOCK_FORMATS, FORMATS
@@ -259,6 +260,50 @@ def decoder_layers_case(
     return Case("decoder_layers_", "-".join(words), build)
 
 
+def grow_tree_case(
+    sizes,
+    dtype=f32,
+    *,
+    width=3,
+    size=7,
+    depth=4,
+    least=0.0,
+    mapped=True,
+    faulty=False,
+    **of_head,
+) -> Case:
+    """A case of `grow_tree_` with a head of sizes (B, n, C, H, H_kv, D, I, S).
+
+    Sequences have texts, pairs and limits of their own, some of them none. Without `mapped` the
+    head drafts the whole vocabulary. faulty: one hidden state is NaN.
+    """
+    b, n, c, *_, d, _, s = sizes
+    head = decoder_layers_case(sizes, dtype, parts=2, hidden_slots=0, **of_head)
+    vocab, fed = 41, max(depth - 1, 0) * width
+    outputs = 23 if mapped else vocab
+
+    def build(g: Generator) -> Args:
+        x, *layers, _, _, caches, _, _, scale, epsilon, _ = head.build(g)
+        hidden, embeddings = x[..., :c].contiguous(), torch.randn(vocab, c, generator=g).to(dtype)
+        if faulty:
+            hidden[0, 0, 0] = torch.nan
+        panels, _, _ = weights([(outputs, c)], g, dtype)
+        ids = torch.randperm(vocab, generator=g)[:outputs] if mapped else None
+        counts = torch.randint(1, n + 1, (b,), generator=g)
+        return (
+            hidden, torch.randint(0, vocab, (b, n), generator=g), counts,
+            torch.randint(0, s - max(n + fed, 1) + 1, (b,), generator=g),
+            torch.randint(0, depth + 1, (b,), generator=g).index_fill(0, torch.arange(b)[:1], depth),
+            embeddings, *layers, *vectors([c], g, dtype), panels[0], outputs, ids,
+            *(torch.randn(s, d, generator=g).to(dtype) for _ in "cs"), caches, scale, epsilon,
+            width, size, least,
+        )  # fmt: skip
+
+    words = [str(head), f"w{width}", f"d{depth}", f"N{size}"] + [f"p{least}"] * (least > 0)
+    words += ["whole"] * (not mapped) + ["faulty"] * faulty
+    return Case("grow_tree_", "-".join(words), build)
+
+
 CASES: tuple[Case, ...] = (
     pack_case(1, 1), pack_case(3, 17), pack_case(577, 33), pack_case(40, 259, bf16),
     pack_case(1, 1, bf16), pack_case(64, 64, f16), pack_case(17, 3, f16), linear_case((1,), 1, 1),
@@ -326,12 +371,57 @@ CASES: tuple[Case, ...] = (
     decoder_layers_case((1, 4, 33, 2, 2, 10, 17, 20), bf16, layers=2, parts=2, every=True),
     decoder_layers_case((2, 2, 24, 2, 1, 4, 5, 6), parts=3, head_norms=True, layout="sliced"),
     decoder_layers_case((0, 2, 7, 2, 1, 4, 5, 6), layers=2, every=True),
+    grow_tree_case((1, 1, 16, 2, 1, 8, 24, 24)),
+    grow_tree_case((3, 3, 24, 4, 2, 6, 17, 24), biases=True, head_norms=True, layout="sliced"),
+    grow_tree_case((2, 2, 33, 2, 2, 10, 17, 40), bf16, width=5, size=30, depth=5, layers=2),
+    grow_tree_case((2, 4, 16, 2, 1, 8, 24, 30), f16, width=1, depth=6, size=6, mapped=False),
+    grow_tree_case((4, 2, 16, 2, 1, 8, 24, 30), width=4, size=3, least=0.3, depth=5),
+    grow_tree_case((2, 2, 16, 2, 1, 8, 24, 24), faulty=True), grow_tree_case((0, 2, 7, 2, 1, 4, 5, 16)),
+    grow_tree_case((2, 3, 16, 2, 1, 8, 24, 24), depth=0, size=2),
+    grow_tree_case((2, 1, 16, 2, 1, 8, 24, 24), width=30, size=40, depth=1),
 )  # fmt: skip
 
 
 def layers_by_ops(*args, **kwargs):
     """The reference of `decoder_layers_`, by the ops that each layer consists of."""
     names = ("norm_qkv_rope", "kv_append_", "cached_attention", "output_norm_mlp")
-    ops = {name: getattr(torch.ops.specdec_kernels, name) for name in names}
-    with mock.patch.multiple("specdec_kernels.reference.forward.decoder_layer", **ops):
+    with mock.patch.multiple("specdec_kernels.reference.forward.decoder_layer", **native(*names)):
         return reference.decoder_layers_(*args, **kwargs)
+
+
+def layers_of(norms, panels, ins, outs, qkv_biases, output_biases, mlp_biases, head_norms, *numbers):
+    """The record of layers for arguments of an op; numbers: their scale and epsilon."""
+    packed = [sk.PackedLinear(*w) for w in zip(panels, ins, outs, strict=True)]
+    scale, epsilon = numbers
+    return sk.PackedDecoderLayers([
+        sk.PackedDecoderLayer(
+            norms[2 * i : 2 * i + 2], packed[7 * i : 7 * i + 3], packed[7 * i + 3],
+            packed[7 * i + 4 : 7 * i + 7], epsilon, scale, qkv_biases[3 * i : 3 * i + 3],
+            output_biases[i], mlp_biases[3 * i : 3 * i + 3], head_norms[2 * i : 2 * i + 2],
+        )
+        for i in range(len(norms) // 2)
+    ])  # fmt: skip
+
+
+def native(*names):
+    """Ops as they are registered."""
+    return {name: getattr(torch.ops.specdec_kernels, name) for name in names}
+
+
+def norm_by_op(x, weight, epsilon):
+    """RMSNorm by the op that begins a layer, whose values are the products with an identity."""
+    c, ops = x.shape[1], torch.ops.specdec_kernels
+    outputs, angles = c + c % 2, x.new_zeros(1, len(x), 2)
+    one = ops.pack_linear(torch.eye(outputs, c).to(x.dtype))
+    values = ops.norm_qkv_rope(
+        x[None], weight, [one] * 3, [c] * 3, [outputs] * 3, angles, angles, [], [], epsilon
+    )[2]
+    return values.flatten(2)[0, :, :c]
+
+
+def tree_by_ops(*args):
+    """The reference of `grow_tree_`, by the ops that it consists of."""
+    names = "decoder_layers_", "packed_linear", "tree_attention", "expand_tree", "rerank_tree"
+    ops = native(*names) | {"rms_norm": norm_by_op}
+    with mock.patch.multiple("specdec_kernels.reference.forward.grow_tree", **ops):
+        return reference.grow_tree_(*args)

@@ -205,6 +205,10 @@ void decoder_layers(const DecoderLayersParams& p, const Parallel& threads) {
   }
 }
 
+void rms_norm(const RmsNormParams& p) {
+  Rows(p.dtype, p.rows, serial()).normalise(p.x, p.weight, p.y, p.hidden, p.epsilon);
+}
+
 void norm_qkv_rope(const NormQkvRopeParams& p, const Parallel& threads) {
   if (p.rows == 0) return;
   int64_t outputs = 0, shares = 0;

@@ -33,6 +33,14 @@ struct OutputNormMlpParams {
   float epsilon;
 };
 
+struct RmsNormParams {
+  const void *x, *weight;  // [rows, hidden], [hidden]
+  void* y;
+  DType dtype;  // of all
+  int64_t rows, hidden;
+  float epsilon;
+};
+
 struct DecoderLayerWeights {
   const void* norms[2];       // before attention, and before the gated network
   PackedWeight qkv[3];        // as NormQkvRopeParams
@@ -60,6 +68,7 @@ struct DecoderLayersParams {
 
 namespace cpu {
 void decoder_layers(const DecoderLayersParams& p, const Parallel& threads);
+void rms_norm(const RmsNormParams& p);
 void norm_qkv_rope(const NormQkvRopeParams& p, const Parallel& threads);
 void output_norm_mlp(const OutputNormMlpParams& p, const Parallel& threads);
 }  // namespace cpu

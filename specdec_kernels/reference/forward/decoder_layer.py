@@ -13,7 +13,7 @@ from .attention import cached_attention
 from .linear import packed_linear
 
 
-def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     wide = x.double()
     mean = wide.pow(2).mean(-1, keepdim=True)
     return weight * (wide * torch.rsqrt(mean + epsilon)).to(x.dtype)
@@ -39,14 +39,14 @@ def norm_qkv_rope(
 ) -> tuple[Tensor, ...]:
     """RMSNorm, three projections, the norms of heads, and the rotation of queries and keys."""
     parts = x.unflatten(-1, norm.shape) if norm.dim() == 2 else x
-    normed = _rms_norm(parts, norm, epsilon).reshape(x.shape)
+    normed = rms_norm(parts, norm, epsilon).reshape(x.shape)
     outputs = []
     for i in range(3):
         bias = biases[i] if biases else None
         y = packed_linear(normed, qkv[i], in_features[i], out_features[i], bias)
         y = y.unflatten(-1, (-1, cos.shape[-1]))
         if head_norms and i < 2:
-            y = _rms_norm(y, head_norms[i], epsilon)
+            y = rms_norm(y, head_norms[i], epsilon)
         outputs.append(_rotated(y, cos, sin) if i < 2 else y)
     return tuple(outputs)
 
@@ -67,7 +67,7 @@ def output_norm_mlp(
     sizes = list(zip(in_features, out_features, strict=True))
     bias = biases or (None,) * 3
     h = residual + packed_linear(attended, output, *sizes[0], output_bias)
-    normed = _rms_norm(h, norm, epsilon)
+    normed = rms_norm(h, norm, epsilon)
     gate, up = (packed_linear(normed, mlp[i], *sizes[1 + i], bias[i]) for i in range(2))
     return h + packed_linear(silu(gate) * up, mlp[2], *sizes[3], bias[2])
 
