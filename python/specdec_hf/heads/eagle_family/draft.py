@@ -15,6 +15,7 @@ from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Cost
 from specdec_hf.heads.eagle_family.cache import HeadCache
 from specdec_hf.heads.eagle_family.head import PairHead
+from specdec_hf.heads.eagle_family.layer import HeadLayer
 from specdec_hf.heads.eagle_family.step import PairStep, packed_step, takes
 from specdec_hf.runner.forwards import CompileStats, compiles_on
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, Lengths, context_length, to_device
@@ -197,6 +198,7 @@ class HeadStepper(PairStepper):
     """
 
     head: PairHead
+    step: Any  # a `PairStep`, packed or compiled
     joins = True
 
     def __init__(
@@ -216,10 +218,10 @@ class HeadStepper(PairStepper):
         else:  # it changes with the text, and other calls draft with the same head
             with torch.inference_mode(False):
                 self._rotary = copy.deepcopy(head.rotary)
-        self._step: Any = PairStep(head)
+        self.step = PairStep(head)
         graphs, how = compiles_on(self.device), call.forwards
         if how.compile is not False and not graphs and self.device.type == "cpu":
-            self._step, packed = packed_step(
+            self.step, packed = packed_step(
                 head, rounded=draft_weights == "int8", check=how.self_check, note=call.note
             )
             if how.packed is not None:
@@ -237,7 +239,7 @@ class HeadStepper(PairStepper):
             compiled = compiled_step(
                 head, several=call.batch_size > 1, check=how.self_check, note=call.note
             )
-            self._step = compiled.model
+            self.step = compiled.model
             call.report_compiled("head", compiled.stats)
             if not compiled.stats.eager:
                 self._compiled = compiled
@@ -253,8 +255,23 @@ class HeadStepper(PairStepper):
         super().take(b, other, index)
         self._cache.take(b, other._cache, index, int(self.lengths[b]))
 
+    @property
+    def runs_fused(self) -> bool:
+        """Whether its layer runs in one op, at angles that do not change with the text."""
+        fixed = self._rope_type not in ROPES_BY_LENGTH
+        return fixed and self._compiled is None and not isinstance(self.step.midlayer, HeadLayer)
+
+    def waiting(self) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        """Hidden states [B, n, H] of the pairs that were not fed yet, and how many each has."""
+        states, counts = self._states.pop()
+        return self._fuse(states), counts
+
+    def buffers(self, slots: int) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Cosines and sines [P, D], and keys and values, with room for so many slots and places."""
+        return *self._turns(slots), self._cache.buffers(slots)
+
     def _fuse(self, features: torch.Tensor) -> torch.Tensor:
-        fused: torch.Tensor = self._step.fc(features)
+        fused: torch.Tensor = self.step.fc(features)
         return fused
 
     def _mask(self, places: torch.Tensor, visible: int) -> torch.Tensor | None:
@@ -284,7 +301,7 @@ class HeadStepper(PairStepper):
             if last is None:
                 return hidden, self._in_vocabulary(logits)
             return pick(hidden, last), self._in_vocabulary(pick(logits, last))
-        hidden = self._step.states(**inputs, visible=visible if mask is None else None)
+        hidden = self.step.states(**inputs, visible=visible if mask is None else None)
         if last is not None:
             hidden = pick(hidden, last)
         return hidden, self._logits(hidden)
@@ -298,7 +315,7 @@ class HeadStepper(PairStepper):
         return self._cosines, self._sines
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._in_vocabulary(self._step.logits(hidden))
+        return self._in_vocabulary(self.step.logits(hidden))
 
     def _in_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits of draft tokens, or of all the target's."""

@@ -44,6 +44,11 @@ class PairTreeDrafter(HeadDrafter[P], GrowingTreeDrafter):
         stepper = HeadStepper(
             head, call_for_tree(call, self.layout), draft_weights=self.draft_weights
         )
+        if stepper.runs_fused:
+            from specdec_hf.heads.eagle_family import fused_tree  # noqa: PLC0415  # on a CPU
+
+            if (packed := fused_tree.packed_head_of(stepper)) is not None:
+                return fused_tree.FusedTreeState(call, self.layout, stepper, packed)
         return GrowingTreeState(call, self.layout, stepper)
 
 

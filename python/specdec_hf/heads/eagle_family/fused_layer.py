@@ -20,6 +20,7 @@ class FusedLayer(nn.Module):
 
     Attributes:
         weights: its packed weights.
+        layers: as the op takes them.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class FusedLayer(nn.Module):
         self.weights = [*qkv, output, *mlp]
         bias = projections.bias
         of_heads = [layer.q_norm.weight, layer.k_norm.weight] if layer.qk_norm else []
-        self._layers = PackedDecoderLayers([
+        self.layers = PackedDecoderLayers([
             PackedDecoderLayer(
                 norms=[torch.stack(norms).to(dtype), after.weight.to(dtype)],
                 qkv=qkv, output=output, mlp=mlp, epsilon=after.eps, scale=layer.head_dim**-0.5,
@@ -66,4 +67,4 @@ class FusedLayer(nn.Module):
             mask = torch.ones(1, size, visible or caches[0].shape[2], dtype=torch.bool)
             mask = mask.tril() if size > 1 else mask
             mask = mask.expand(len(pairs), -1, -1)
-        return decoder_layers_(pairs, self._layers, *rotary, caches, starts, mask[:, None])
+        return decoder_layers_(pairs, self.layers, *rotary, caches, starts, mask[:, None])
