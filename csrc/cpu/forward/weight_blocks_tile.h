@@ -3,6 +3,8 @@
 //
 // A value is scale * q, or scale * q + minimum, q an integer of at most 8 bits. The product has at
 // most 24 significant bits, so it is exact, and fusing it with the sum rounds as two operations do.
+#include <utility>
+
 #include "cpu/forward/float_register.h"
 #include "cpu/forward/linear_tile.h"
 
@@ -113,6 +115,7 @@ class Blocks {
   void eight(int64_t k, F&& f) const {
     if constexpr (kBlock.bits == 8) {
       const char* const bytes = from_ + kValues + k * kWidth;
+#pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
         const char* const at = bytes + i * kWidth;
         f(k + i, weight(signed_bytes(at), 0), weight(signed_bytes(at + kLanes), 1));
@@ -206,7 +209,7 @@ void multiply_blocks(const float* x, int64_t stride, const char* from, int64_t i
     blocks.prefetch();
     blocks.each_input(
         [&](int64_t k, V w0, V w1) {
-#pragma GCC unroll 2
+#pragma GCC unroll 8
           for (int m = 0; m < M; ++m) {
             const V input = every_lane(x[m * stride + k]);
             run[m][0] = multiply_add(w0, input, run[m][0]);
@@ -214,7 +217,7 @@ void multiply_blocks(const float* x, int64_t stride, const char* from, int64_t i
           }
         },
         [&](int64_t) {
-#pragma GCC unroll 2
+#pragma GCC unroll 8
           for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 2
             for (int r = 0; r < 2; ++r) {
@@ -224,12 +227,14 @@ void multiply_blocks(const float* x, int64_t stride, const char* from, int64_t i
           }
         });
   }
+#pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     for (int r = 0; r < 2; ++r) totals[m][r] += sums[m][r];
   }
 }
 
-constexpr int64_t kFewRows = 2;  // more rows take less time on weights that are unpacked once
+// More rows, whose sums the registers do not hold, take less time on weights that are unpacked once.
+constexpr int64_t kFewRows = kLanes == 16 ? 8 : 2;
 
 struct BlockKernels {
   UnpackBlocks unpack;
@@ -238,11 +243,14 @@ struct BlockKernels {
                              V (*totals)[2]);  // by the number of rows
 };
 
+template <WeightFormat kFormat, int... kRows>
+constexpr BlockKernels block_kernels(std::integer_sequence<int, kRows...>) {
+  return {unpack_blocks<kFormat>, unpack_pairs<kFormat>, {multiply_blocks<kFormat, kRows + 1>...}};
+}
+
 template <WeightFormat kFormat>
 constexpr BlockKernels block_kernels() {
-  return {unpack_blocks<kFormat>,
-          unpack_pairs<kFormat>,
-          {multiply_blocks<kFormat, 1>, multiply_blocks<kFormat, 2>}};
+  return block_kernels<kFormat>(std::make_integer_sequence<int, kFewRows>());
 }
 
 // In the order of WeightFormat; null for floats.
