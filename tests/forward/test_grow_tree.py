@@ -65,7 +65,7 @@ def test_a_sequence_has_the_same_tree_alone():
 
 
 @pytest.mark.parametrize("at", [HIDDEN, EMBEDDINGS, NORM, OUTPUT, COS, NORMS])
-def test_what_lies_in_a_cache_is_read_before_it_is_written(at):
+def test_what_a_tree_reads_may_lie_in_its_cache(at):
     args = drawn()
     args[CACHES] = [torch.cat([x] * 20, dim=2) for x in args[CACHES]]
     listed = isinstance(args[at], list)
@@ -78,7 +78,7 @@ def test_what_lies_in_a_cache_is_read_before_it_is_written(at):
         assert_close(name, x, y)
 
 
-def test_the_public_function_passes_everything_on():
+def test_the_public_function_passes_a_head_on():
     args, other = drawn(), drawn()
     packed = sk.PackedLinear(args[OUTPUT], 24, args[16])
     layers = layers_of(*args[NORMS : NORMS + 8], *args[21:23])
@@ -134,7 +134,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("at", "change", "message"), FAULTS)
-def test_nothing_is_written_where_an_argument_does_not_fit(at, change, message):
+def test_no_cache_is_written_where_a_tree_has_a_wrong_argument(at, change, message):
     args = drawn()
     args[at] = change(args[at])
     before = copy.deepcopy(args[CACHES])

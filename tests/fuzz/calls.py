@@ -473,9 +473,23 @@ def output_norm_mlp(r):
 
 def decoder_layers_(r):
     b, n, c, dtype = size(r, 3), size(r, 5), r.choice((1, 2, 7, 33, 64)), r.choice(FLOATS)
+    s, parts = size(r, r.choice((5, 70))), r.choice((1, 2))
+    layers, caches = layers_over_caches(r, b, c, s + r.choice((0, 0, 3)), parts, dtype)
+    angles = r.choice((1, b)), n, caches[0].shape[3]
+    mask = torch.rand(b, 1, n, s, generator=r.tensors) < r.choice((0.0, 0.5, 1.0))
+    return Call(sk.decoder_layers_, {
+        "x": hidden_states(r, (b, n, c * parts), dtype), "layers": layers,
+        "cos": hidden_states(r, angles, dtype), "sin": hidden_states(r, angles, dtype),
+        "caches": caches, "positions": places(r, b, -n, s + 1), "mask": laid_out(r, mask),
+        "every_layer": r.happens(0.5),
+    })  # fmt: skip
+
+
+def layers_over_caches(r, b, c, s, parts, dtype):
+    """Up to three layers, and their caches of s slots."""
     h_kv, d, inner = r.choice((1, 2, 3)), r.choice((2, 4, 10, 34)), r.choice((1, 17, 70))
-    h, s = h_kv * r.choice((1, 2, 3)), size(r, r.choice((5, 70)))
-    outputs, angles, parts = [h * d, h_kv * d, h_kv * d], (r.choice((1, b)), n, d), r.choice((1, 2))
+    h = h_kv * r.choice((1, 2, 3))
+    outputs = [h * d, h_kv * d, h_kv * d]
     has_biases, has_output_bias, has_norms = (r.happens(0.5) for _ in range(3))
     epsilon, scale, layers = r.choice((0.0, 1e-5, 0.5)), r.choice((0.0, 0.3, -2.0)), []
     for i in range(r.choice((1, 1, 2, 3))):
@@ -491,14 +505,32 @@ def decoder_layers_(r):
             mlp_biases=vectors(r, [inner, inner, c], dtype) if has_biases else [],
             head_norms=vectors(r, [d, d], dtype) if has_norms else [],
         ))  # fmt: skip
-    shape = b, h_kv, s + r.choice((0, 0, 3)), d
+    shape = b, h_kv, s, d
     caches = [not_expanded(hidden_states(r, shape, dtype)) for _ in range(2 * len(layers))]
-    mask = torch.rand(b, 1, n, s, generator=r.tensors) < r.choice((0.0, 0.5, 1.0))
-    return Call(sk.decoder_layers_, {
-        "x": hidden_states(r, (b, n, c * parts), dtype), "layers": sk.PackedDecoderLayers(layers),
+    return sk.PackedDecoderLayers(layers), caches
+
+
+def grow_tree_(r):
+    b, n, c, dtype = size(r, 3), r.choice((1, 2, 5)), r.choice((1, 2, 7, 33)), r.choice(FLOATS)
+    width, depth, vocab = r.choice((1, 2, 4, 9)), r.choice((0, 1, 2, 4)), r.choice((1, 3, 40))
+    s = n + max(depth - 1, 0) * width + r.choice((0, 5, 60))
+    layers, caches = layers_over_caches(r, b, c, s, 2, dtype)
+    outputs, mapped = r.choice((1, 2, vocab)), r.happens(0.5)
+    outputs = outputs if mapped else min(outputs, vocab)
+    numbers = [torch.randint(*ends, (b,), generator=r.tensors) for ends in (
+        (0, s - n - max(depth - 1, 0) * width + 1), (1, n + 1), (-1, depth + 1))]  # fmt: skip
+    starts, counts, limits = (laid_out(r, x if r.happens(0.5) else x.int()) for x in numbers)
+    ids, tokens = (torch.randint(0, vocab, k, generator=r.tensors) for k in ((outputs,), (b, n)))
+    angles = s + r.choice((0, 9)), caches[0].shape[3]
+    head = sk.PackedHead(
+        layers, hidden_states(r, (vocab, c), dtype), *vectors(r, [c], dtype),
+        *weights(r, [(outputs, c)], dtype), laid_out(r, ids) if mapped else None,
+    )  # fmt: skip
+    return Call(sk.grow_tree_, {
+        "hidden": hidden_states(r, (b, n, c), dtype), "tokens": laid_out(r, tokens), "head": head,
         "cos": hidden_states(r, angles, dtype), "sin": hidden_states(r, angles, dtype),
-        "caches": caches, "positions": places(r, b, -n, s + 1), "mask": laid_out(r, mask),
-        "every_layer": r.happens(0.5),
+        "caches": caches, "starts": starts, "counts": counts, "limits": limits, "width": width,
+        "size": r.choice((1, 3, 30)), "min_probability": r.choice((0.0, 0.1, 1.0)),
     })  # fmt: skip
 
 

@@ -48,7 +48,7 @@ BELOW = {
     "tree": {"row", "chain", "tree"},
     "kv": {"kv"},
     "history": {"history"},
-    "forward": {"kv", "forward"},  # a decoder layer writes the cache
+    "forward": {"kv", "tree", "forward"},  # a layer writes the cache, a head grows trees
 }
 
 

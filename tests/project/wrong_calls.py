@@ -32,6 +32,7 @@ from specdec_kernels import (
     TREE_RULES,
     PackedDecoderLayer,
     PackedDecoderLayers,
+    PackedHead,
     Tree,
     pack_blocks,
     pack_linear,
@@ -368,6 +369,10 @@ SLOTS, SQUARE = f32(1, 1, 2, 1), pack_linear(f32(2, 2))
 CUT_ONE, PATH_ONE = dict(lengths=ONE, new_lengths=ONE), dict(base=ONE, path=i64(1, 1))
 BIASES = [f32(2)] * 3
 LAYER = PackedDecoderLayer(BIASES[:2], [SQUARE] * 3, SQUARE, [SQUARE] * 3, 0.5, 1.0)
+OF_PAIRS = PackedDecoderLayer(
+    [f32(2, 2), f32(2)], [pack_linear(f32(2, 4))] * 3, SQUARE, [SQUARE] * 3, 0.5, 1.0
+)
+HEAD = PackedHead(PackedDecoderLayers([OF_PAIRS]), f32(5, 2), f32(2), SQUARE, i64(2))
 GOOD = {
     "sample": dict(logits=f32(1, 7), seeds=ONE, positions=ONE),
     "verify_chain": dict(target=THREE, draft_token_ids=i64(1, 1), seeds=ONE, positions=ONE),
@@ -400,5 +405,10 @@ GOOD = {
         x=PAIR, layers=PackedDecoderLayers([LAYER]),
         cos=PAIR, sin=PAIR, caches=[f32(1, 1, 4, 2), f32(1, 1, 4, 2)], positions=ONE,
         mask=torch.ones(1, 1, 2, 3, dtype=torch.bool),
+    ),
+    "grow_tree_": dict(
+        hidden=PAIR, tokens=i64(1, 2), head=HEAD, cos=f32(9, 2), sin=f32(9, 2),
+        caches=[f32(1, 1, 9, 2), f32(1, 1, 9, 2)], starts=ONE, counts=ONE + 1, limits=ONE + 1,
+        width=2, size=3,
     ),
 }  # fmt: skip

@@ -47,7 +47,7 @@ Extents check_grow_tree(
   check_vector("norm", norm, features, hidden.scalar_type(), hidden, "hidden");
   check_weight("output", output, outputs, features, hidden, "hidden");
   if (draft_tokens) {
-    check_vector("draft_tokens", *draft_tokens, outputs, ScalarType::Long, hidden, "hidden");
+    check_integers("draft_tokens", *draft_tokens, outputs, hidden, "hidden");
   } else {
     SPECDEC_CHECK(outputs <= embeddings.size(0),
                   "output must have at most as many outputs as embeddings has rows, ",

@@ -134,7 +134,7 @@ class GrowingTreeState(State):
         )
         carried = torch.cat(fed, dim=1).gather(1, best.nodes.clamp(min=0))
         carried = carried.masked_fill(best.nodes < 0, -1)
-        device = self.call.model.device
+        device = self.call.device
         return Draft(
             best.tokens.to(device),
             best.parents.to(device),

@@ -100,7 +100,7 @@ class TrieState(State):
         self.cost = Cost.sum([source.state.cost for source in self.sources])
         # Told before any draft: in a round the drafts of one sequence may all be on the host, and
         # those of another one of its batch not.
-        self._on_host = call.model.device.type == "cpu" or not any(
+        self._on_host = call.device.type == "cpu" or not any(
             source.state.cost.relative > 0 or (source.drafter.draws and reads_draft(call.rule))
             for source in self.sources
         )
@@ -128,7 +128,7 @@ class TrieState(State):
         given = [answer.tokens for answer in answers if answer is not None]
         if not given:
             return None
-        depth, target = int(limits.max()), call.model.device
+        depth, target = int(limits.max()), call.device
         on_host = self._on_host and all(chains.device.type == "cpu" for chains in given)
         device = torch.device("cpu") if on_host else target
         chains = torch.full((len(limits), len(self.drafter.ranks), depth), -1, device=device)

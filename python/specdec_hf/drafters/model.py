@@ -144,7 +144,7 @@ class ChainState(State):
                     break
         if not reads_draft(call.rule):
             return Draft(torch.cat([one.tokens for one in drawn], dim=1), counts=counts)
-        joined = Drawn.join(drawn, call.model.device)
+        joined = Drawn.join(drawn, call.device)
         return Draft(joined.tokens, drawn=joined, counts=counts)
 
     def commit(self, texts: History, done: Round) -> None:

@@ -122,7 +122,7 @@ class TreeModelState(State):
     def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
         batch_size, depth = len(limits), int(limits.max())
         spec = self.forest.spec.cut(depth)
-        target = self.call.model.device
+        target = self.call.device
         tokens = torch.full((batch_size, spec.size), -1, dtype=torch.int64, device=target)
         draft_rows = np.zeros(spec.size, dtype=np.int32)
         levels: list[Children] = []

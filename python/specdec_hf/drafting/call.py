@@ -160,6 +160,12 @@ class DrafterCall:
         """What `sampling_on` has given."""
         return {}
 
+    @cached_property
+    def device(self) -> torch.device:
+        """The target's, of which Transformers looks for a parameter each time."""
+        device: torch.device = self.model.device
+        return device
+
     @property
     def batch_size(self) -> int:
         """The number of sequences B."""

@@ -131,7 +131,7 @@ def read_chain(
         counts = given.clip(0, size)
         if (counts != given).any():
             note(f"{describe(drafter)} gave counts outside [0, gamma], which are clipped")
-    drawn, fits = _read_drawn(name, draft.drawn, batch_size, size, model.device)
+    drawn, fits = _read_drawn(name, draft.drawn, batch_size, size, call.device)
     if not fits:
         note(f"{describe(drafter)} gave a distribution that is not [B, gamma, V]; {IGNORED}")
         return None
@@ -227,7 +227,7 @@ def _read_tree(drafter: Drafter, draft: Draft, texts: History, call: DrafterCall
     if draft.depth is not None:
         depth = min(size, check_integer(f"depth of {name}", draft.depth, 0))
     rows = size if draft.draft_rows is None else None
-    device = call.model.device
+    device = call.device
     drawn, fits = _read_drawn(name, draft.drawn, batch_size, rows, device)
     if not fits:
         call.note(f"{describe(drafter)} gave a distribution that is not [B, M, V]; {IGNORED}")
@@ -263,10 +263,10 @@ def _check_tensor(
     if not fits or (not integers and not value.is_floating_point()):
         got = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
         raise TypeError(f"{name} must return {field} as a tensor of {kind}, got {got}")
-    if value.device.type != "cpu" and value.device != call.model.device:
+    if value.device.type != "cpu" and value.device != call.device:
         raise ValueError(
             f"{name} must return {field} on the host or on the target's device "
-            f"{call.model.device}, got {value.device}"
+            f"{call.device}, got {value.device}"
         )
 
 

@@ -236,7 +236,7 @@ def _cut(session: Session, b: int, tokens: list[int]) -> tuple[list[int], str, E
     """The tokens up to the first stop, why they stop there ("" where they do not), and a fault."""
     most = int(session.sequences.budgets[b] - session.new_tokens[b])
     tokens = tokens[:most]
-    (call, index), device = session.sequences.calls[b], session.model.device
+    (call, index), device = session.sequences.calls[b], session.device
     text = session.padded_ids(b) if call.stopping.criteria else np.empty(0, dtype=np.int64)
     for i in range(len(tokens)):
         try:

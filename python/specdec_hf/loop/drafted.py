@@ -49,7 +49,7 @@ class DraftedRound:
         self.session = session
         self.lengths = session.history.lengths.copy()
         self.active = session.history.active.copy()
-        size, device = (len(self.lengths), 0), session.model.device
+        size, device = (len(self.lengths), 0), session.device
         self.tokens = torch.empty(size, dtype=torch.int64, device=device)
         self.draft: Draft | None = None
 
@@ -76,7 +76,7 @@ class DraftedRound:
         skipped = session.ids_without_position
         ends = [[*sorted(call.stopping.eos), *skipped] for call, _ in session.sequences.calls]
         tokens = without_drafts_behind_ends(tokens, draft.parents, ends, draft.depth)
-        self.tokens, self.draft = tokens.to(session.model.device, non_blocking=True), draft
+        self.tokens, self.draft = tokens.to(session.device, non_blocking=True), draft
 
     def forward(self, run: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
         """The target's logits [B, N+1, V] after the last committed token and after each draft.
@@ -90,7 +90,7 @@ class DraftedRound:
         if not runner.rolls_back:
             # Its state goes on where a sequence has ended, as that of plain generation does.
             last[:, -1] = np.where(session.padding_fed > 0, session.call.stopping.pad, last[:, -1])
-        tokens = to_device(last, session.model.device)
+        tokens = to_device(last, session.device)
         size = self.tokens.shape[1]
         if size:
             drafts = self.tokens.clamp(0, vocab_size_of(session.model) - 1)
@@ -142,7 +142,7 @@ class DraftedRound:
             **session.sampling.to_dict(),
             **session.plan.rule_parameters,
             seeds=session.sequences.seeds,
-            positions=to_device(self.lengths, session.model.device),
+            positions=to_device(self.lengths, session.device),
             with_accept_probs=session.options.trace is not None,
         )
 
@@ -161,7 +161,7 @@ class DraftedRound:
             **session.sampling.to_dict(),
             **({} if plain else session.plan.rule_parameters),
             seeds=session.sequences.seeds,
-            positions=to_device(self.lengths, session.model.device),
+            positions=to_device(self.lengths, session.device),
             max_depth=0 if draft is None else draft.depth,
             with_accept_probs=True,
         )
@@ -169,7 +169,7 @@ class DraftedRound:
     def keep_path(self, verdict: Verdict | TreeVerdict) -> None:
         """Move the accepted path of a tree together in the target's cache."""
         if self.draft is not None and isinstance(verdict, TreeVerdict):
-            positions = to_device(self.lengths, self.session.model.device)
+            positions = to_device(self.lengths, self.session.device)
             self.session.runner.compact(positions, verdict.path)
 
     def to_read(
@@ -185,7 +185,7 @@ class DraftedRound:
             read["parents"], read["path"] = self.layout.parents, verdict.path
             read["reached"] = ~verdict.accept_probs.isnan()
         if self.draft is not None and self.draft.carried is not None:
-            read["carried"] = self.draft.carried.to(self.session.model.device)
+            read["carried"] = self.draft.carried.to(self.session.device)
         return read
 
     def traced(
@@ -309,11 +309,13 @@ def without_drafts_behind_ends(
     """
     if not tokens.shape[1] or not any(ends):
         return tokens
+    if tokens.device.type == "cpu":
+        rows = zip(ends, tokens.tolist(), strict=True)
+        if all(set(one).isdisjoint(row) for one, row in rows):
+            return tokens
     most = max(map(len, ends))
     padded = np.array([one + [-2] * (most - len(one)) for one in ends])  # -2 is no draft
     ending = (tokens[:, :, None] == to_device(padded, tokens.device)[:, None]).any(dim=2)
-    if tokens.device.type == "cpu" and not ending.any():
-        return tokens
     if parents is None:
         return tokens.masked_fill(ending.cumsum(dim=1) - ending.long() > 0, -1)
     # Column 0 is the root. Each step looks twice as far up as the one before it.

@@ -84,7 +84,7 @@ def finish(session: Session) -> SpecOutput:
         ids = session.padded_ids(b)
         sequences[b, : len(ids)] = ids
         logprobs[b, : len(values)] = values
-    device = session.model.device
+    device = session.device
     return SpecOutput(
         sequences=to_device(sequences, device),
         attention_mask=to_device(mask.astype(np.int64), device),
@@ -121,7 +121,7 @@ def _follow_ended(session: Session, behind: NDArray[np.int64]) -> None:
         size = min(size, context - int(session.history.lengths.max()) + 1)
     tokens = np.full((len(behind), size), session.call.stopping.pad, dtype=np.int64)
     tokens[:, :1] = session.history.last(1)
-    fed = to_device(tokens, session.model.device)
+    fed = to_device(tokens, session.device)
     logits = session.runner.forward(fed, session.history.lengths - 1, size)
     session.runner.truncate(session.history.lengths)
     if session.outputs is not None:

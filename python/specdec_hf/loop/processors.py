@@ -56,7 +56,7 @@ def process_logits(
         ValueError: a processor that is no function of its arguments, by name.
     """
     processors: list[Any] = session.processors
-    device = session.model.device
+    device = session.device
     errors: dict[int, Exception] = {}
     greedy = _greedy(session)
     processed = logits.to(torch.float32, copy=True)
@@ -187,7 +187,7 @@ def process_ended(
         ids, first = session.padded_ids(b), 0 if padding is None else int(padding[b])
         for n in range(int(counts[b])):
             padded = np.pad(ids, (0, first + n), constant_values=session.call.stopping.pad)
-            prefix = to_device(padded, session.model.device)[None]
+            prefix = to_device(padded, session.device)[None]
             processed[b, n] = processors[b](prefix, processed[b, n][None])[0]
     return processed
 

@@ -160,6 +160,11 @@ class Session:
         return self.plan.model
 
     @property
+    def device(self) -> torch.device:
+        """The target's."""
+        return self.sequences.seeds.device
+
+    @property
     def call(self) -> Call:
         """That of the sequences that were there first."""
         return self.plan.call

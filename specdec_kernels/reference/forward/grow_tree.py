@@ -120,7 +120,7 @@ def _grow(
             paths, rows = torch.zeros(1), states
         found, found_scores, chosen = children(rows, paths)
         if draft_tokens is not None:
-            found = torch.where(found < 0, found, draft_tokens[found.clamp(min=0)])
+            found = torch.where(found < 0, found, draft_tokens.long()[found.clamp(min=0)])
         frontier = (len(tokens) + chosen).tolist()
         tokens += found.flatten().tolist()
         scores += found_scores.flatten().tolist()

@@ -60,7 +60,7 @@ class StatesStepper(Stepper):
 
     def __init__(self, head: Any, call: DrafterCall) -> None:
         self.head = head
-        self.device: torch.device = call.model.device
+        self.device: torch.device = call.device
         self.cost = Cost(head.share_of(call.model))
         self.lengths: Lengths = np.zeros(call.batch_size, dtype=np.int64)
         self._states = call.keep_states(head.config.layers)
