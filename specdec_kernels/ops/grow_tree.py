@@ -49,7 +49,8 @@ class PackedHead:
         embeddings: [V, C], of the target's tokens.
         norm: [C], before `output`, with the epsilon of the layers.
         output: the packed weight [V_d, C].
-        draft_tokens: [V_d] int32 or int64, the target's token of each output; None where they are the same.
+        draft_tokens: [V_d] int32 or int64, the target's token of each output; None where they are
+            the same.
 
     Raises:
         TypeError: a field has a wrong type.

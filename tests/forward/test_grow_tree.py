@@ -21,7 +21,9 @@ op = torch.ops.specdec_kernels.grow_tree_.default
 
 
 def drawn():
-    case = grow_tree_case((3, 3, 24, 4, 2, 6, 17, 24), biases=True, head_norms=True, layout="sliced")
+    case = grow_tree_case(
+        (3, 3, 24, 4, 2, 6, 17, 24), biases=True, head_norms=True, layout="sliced"
+    )
     return list(case.args())
 
 

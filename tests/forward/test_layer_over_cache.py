@@ -72,8 +72,8 @@ def test_the_version_of_a_cache_rises():
 def test_the_public_function_passes_everything_on(every):
     args, other = drawn(layers=2, every=every), drawn(layers=2, every=every)
     y = sk.decoder_layers_(
-        args[X], layers_of(*args[1:9], *args[14:16]), *args[COS : COS + 2], tuple(args[CACHES]), *args[POSITIONS:14],
-        every_layer=every,
+        args[X], layers_of(*args[1:9], *args[14:16]), *args[COS : COS + 2], tuple(args[CACHES]),
+        *args[POSITIONS:14], every_layer=every,
     )  # fmt: skip
     assert_same(args, y, op(*other), other[CACHES])
 

@@ -158,7 +158,9 @@ def wrong_types(name, annotation):
     elif annotation in TYPES:
         must, values = TYPES[annotation]
     else:
-        assert name in ("draft", "draft_map", "tree", "layers", "head"), f"no wrong types for {name}"
+        assert name in ("draft", "draft_map", "tree", "layers", "head"), (
+            f"no wrong types for {name}"
+        )
         return
     for value in values:
         if value is not None or not optional:

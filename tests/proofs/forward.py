@@ -293,7 +293,7 @@ def grow_tree_case(
         return (
             hidden, torch.randint(0, vocab, (b, n), generator=g), counts,
             torch.randint(0, s - max(n + fed, 1) + 1, (b,), generator=g),
-            torch.randint(0, depth + 1, (b,), generator=g).index_fill(0, torch.arange(b)[:1], depth),
+            torch.cat([torch.tensor([depth]), torch.randint(0, depth + 1, (b,), generator=g)])[:b],
             embeddings, *layers, *vectors([c], g, dtype), panels[0], outputs, ids,
             *(torch.randn(s, d, generator=g).to(dtype) for _ in "cs"), caches, scale, epsilon,
             width, size, least,
@@ -376,7 +376,8 @@ CASES: tuple[Case, ...] = (
     grow_tree_case((2, 2, 33, 2, 2, 10, 17, 40), bf16, width=5, size=30, depth=5, layers=2),
     grow_tree_case((2, 4, 16, 2, 1, 8, 24, 30), f16, width=1, depth=6, size=6, mapped=False),
     grow_tree_case((4, 2, 16, 2, 1, 8, 24, 30), width=4, size=3, least=0.3, depth=5),
-    grow_tree_case((2, 2, 16, 2, 1, 8, 24, 24), faulty=True), grow_tree_case((0, 2, 7, 2, 1, 4, 5, 16)),
+    grow_tree_case((2, 2, 16, 2, 1, 8, 24, 24), faulty=True),
+    grow_tree_case((0, 2, 7, 2, 1, 4, 5, 16)),
     grow_tree_case((2, 3, 16, 2, 1, 8, 24, 24), depth=0, size=2),
     grow_tree_case((2, 1, 16, 2, 1, 8, 24, 24), width=30, size=40, depth=1),
 )  # fmt: skip
@@ -389,7 +390,9 @@ def layers_by_ops(*args, **kwargs):
         return reference.decoder_layers_(*args, **kwargs)
 
 
-def layers_of(norms, panels, ins, outs, qkv_biases, output_biases, mlp_biases, head_norms, *numbers):
+def layers_of(
+    norms, panels, ins, outs, qkv_biases, output_biases, mlp_biases, head_norms, *numbers
+):
     """The record of layers for arguments of an op; numbers: their scale and epsilon."""
     packed = [sk.PackedLinear(*w) for w in zip(panels, ins, outs, strict=True)]
     scale, epsilon = numbers
