@@ -248,9 +248,9 @@ class Growth {
   const Parallel& threads_;
   int64_t batch_, width_, row_bytes_;
   std::vector<int64_t> limits_, roots_;  // the slot and place of each sequence's root
-  int64_t deepest_, room_, most_;  // levels, nodes that are fed, candidates
-  std::vector<char> hidden_;     // of the root and of the nodes fed, [batch, 1 + nodes, hidden]
-  std::vector<int64_t> above_;   // the node that each node fed hangs below, -1: the root
+  int64_t deepest_, room_, most_;        // levels, nodes that are fed, candidates
+  std::vector<char> hidden_;    // of the root and of the nodes fed, [batch, 1 + nodes, hidden]
+  std::vector<int64_t> above_;  // the node that each node fed hangs below, -1: the root
   std::vector<int64_t> tokens_, parents_;  // [batch, most] of candidates
   std::vector<float> scores_;
   std::vector<int64_t> depths_;

@@ -1,7 +1,7 @@
 #pragma once
-// Decoder layers for few rows, and the two halves of one: what comes before the cache and what comes
-// after attention. Each intermediate result is rounded to the dtype where a model's own forward
-// rounds it.
+// Decoder layers for few rows, and the two halves of one: what comes before the cache and what
+// comes after attention. Each intermediate result is rounded to the dtype where a model's own
+// forward rounds it.
 #include "specdec/kv.h"
 #include "specdec/linear.h"
 
@@ -51,16 +51,17 @@ struct DecoderLayerWeights {
 // Layers one after another, each with attention over its cache.
 struct DecoderLayersParams {
   const DecoderLayerWeights* layers;
-  const KvTensor* caches;  // keys and values of each layer, with heads of `head_size` and no entries
+  const KvTensor*
+      caches;  // keys and values of each layer, with heads of `head_size` and no entries
   int64_t num_layers;
-  const void* x;         // [batch, tokens, input], in parts of `hidden`
-  const void* residual;  // [batch, tokens, hidden], what the first layer adds to
-  const void *cos, *sin;  // as NormQkvRopeParams
+  const void* x;                   // [batch, tokens, input], in parts of `hidden`
+  const void* residual;            // [batch, tokens, hidden], what the first layer adds to
+  const void *cos, *sin;           // as NormQkvRopeParams
   KvVector<const void> positions;  // the slots of the first tokens
   const uint8_t* mask;             // [batch, tokens, slots], contiguous in the slots
   int64_t mask_stride_sequence, mask_stride_token;
-  void* y;       // [batch, tokens, hidden] after the last layer; or after each, where every_layer
-  DType dtype;   // of all but the mask
+  void* y;      // [batch, tokens, hidden] after the last layer; or after each, where every_layer
+  DType dtype;  // of all but the mask
   int64_t batch, tokens, input, hidden, head_size, row_period, slots;
   float scale, epsilon;
   bool every_layer;

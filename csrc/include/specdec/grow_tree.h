@@ -10,16 +10,17 @@ namespace specdec {
 struct GrowTreeParams {
   // The head. Its layers, caches, sizes and scale; what a forward reads and writes is not set.
   DecoderLayersParams head;
-  const void* embeddings;       // [vocab, hidden]
-  const void* norm;             // [hidden], before `output`
-  PackedWeight output;          // hidden to the draft vocabulary
-  const int64_t* draft_tokens;  // [draft vocabulary], the token of each; null where it is its number
-  const void *cos, *sin;        // [places, head_size]
-  const void* hidden;           // [batch, pairs, hidden]
-  Ids tokens;                   // [batch, pairs], in the vocabulary
-  const int64_t* counts;        // [batch], pairs of each sequence, at least 1
-  const int64_t* starts;        // [batch], slot and place of the first pair
-  const int64_t* limits;        // [batch], deepest level of each sequence
+  const void* embeddings;  // [vocab, hidden]
+  const void* norm;        // [hidden], before `output`
+  PackedWeight output;     // hidden to the draft vocabulary
+  const int64_t*
+      draft_tokens;       // [draft vocabulary], the token of each; null where it is its number
+  const void *cos, *sin;  // [places, head_size]
+  const void* hidden;     // [batch, pairs, hidden]
+  Ids tokens;             // [batch, pairs], in the vocabulary
+  const int64_t* counts;  // [batch], pairs of each sequence, at least 1
+  const int64_t* starts;  // [batch], slot and place of the first pair
+  const int64_t* limits;  // [batch], deepest level of each sequence
   int64_t pairs;
   int64_t width;  // nodes that a level expands, and children of each
   int64_t size;   // nodes that are kept

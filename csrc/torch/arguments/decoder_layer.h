@@ -1,6 +1,6 @@
 #pragma once
-// Shared by the bindings of decoder layers and of what runs them: their checks, and the weights that
-// the kernels take.
+// Shared by the bindings of decoder layers and of what runs them: their checks, and the weights
+// that the kernels take.
 #include <cmath>
 #include <optional>
 #include <string>

@@ -1,4 +1,5 @@
 #include "torch/arguments/decoder_layer.h"
+
 #include "torch/register.h"
 
 namespace specdec {
@@ -117,15 +118,15 @@ Tensor decoder_layers_(Tensor x, std::vector<Tensor> norms, std::vector<Tensor> 
   const Extents written = check_decoder_layers(
       x, norms, weights, in_features, out_features, qkv_biases, output_biases, mlp_biases,
       head_norms, cos, sin, caches, positions, mask, scale, epsilon, every_layer);
-  const std::vector<Tensor> read = read_first({x, cos, sin, positions, mask}, written);
+  const std::vector<Tensor> read_later = read_first({x, cos, sin, positions, mask}, written);
   const DecoderLayers layers(written, norms, weights, out_features, qkv_biases, output_biases,
                              mlp_biases, head_norms, caches);
   const int64_t hidden = norms[1].size(0);
-  x = dense(read[0]);
-  cos = dense(read[1]);
-  sin = dense(read[2]);
-  positions = read[3];
-  mask = read[4].stride(3) == 1 ? read[4] : contiguous(read[4]);
+  x = dense(read_later[0]);
+  cos = dense(read_later[1]);
+  sin = dense(read_later[2]);
+  positions = read_later[3];
+  mask = read_later[4].stride(3) == 1 ? read_later[4] : contiguous(read_later[4]);
   const Tensor residual = dense(torch::stable::narrow(x, 2, x.size(2) - hidden, hidden));
   std::vector<int64_t> shape = {x.size(0), x.size(1), hidden};
   if (every_layer) shape.insert(shape.begin(), static_cast<int64_t>(norms.size()) / 2);

@@ -105,15 +105,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> grow_tree_(
     std::vector<Tensor> head_norms, Tensor norm, Tensor output, int64_t outputs,
     std::optional<Tensor> draft_tokens, Tensor cos, Tensor sin, std::vector<Tensor> caches,
     double scale, double epsilon, int64_t width, int64_t size, double min_probability) {
-  const Extents written =
-      check_grow_tree(hidden, tokens, counts, starts, limits, embeddings, norms, weights,
-                      in_features, out_features, qkv_biases, output_biases, mlp_biases, head_norms,
-                      norm, output, outputs, draft_tokens, cos, sin, caches, scale, epsilon, width,
-                      size, min_probability);
+  const Extents written = check_grow_tree(
+      hidden, tokens, counts, starts, limits, embeddings, norms, weights, in_features, out_features,
+      qkv_biases, output_biases, mlp_biases, head_norms, norm, output, outputs, draft_tokens, cos,
+      sin, caches, scale, epsilon, width, size, min_probability);
   const int64_t batch = hidden.size(0), pairs = hidden.size(1);
-  std::vector<Tensor> read =
-      read_first({hidden, embeddings, norm, output, cos, sin, tokens, counts, starts, limits},
-                 written);
+  std::vector<Tensor> read = read_first(
+      {hidden, embeddings, norm, output, cos, sin, tokens, counts, starts, limits}, written);
   if (draft_tokens) draft_tokens = read_first({*draft_tokens}, written)[0];
   for (size_t i = 0; i < 6; ++i) read[i] = dense(read[i]);
   for (size_t i = 7; i < 10; ++i) read[i] = dense_int64(read[i]);
@@ -176,17 +174,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> grow_tree_(
 }
 
 // The layers as those of decoder_layers_; `outputs` are those of `output`.
-#define SPECDEC_GROW_TREE_ARGUMENTS(caches)                                                     \
-  "Tensor hidden, Tensor tokens, Tensor counts, Tensor starts, Tensor limits, "                 \
-  "Tensor embeddings, Tensor[] norms, Tensor[] weights, SymInt[] in_features, "                 \
-  "SymInt[] out_features, Tensor[] qkv_biases, Tensor[] output_biases, Tensor[] mlp_biases, "   \
-  "Tensor[] head_norms, Tensor norm, Tensor output, SymInt outputs, Tensor? draft_tokens, "     \
-  "Tensor cos, Tensor sin, " caches " caches, float scale, float epsilon, int width, int size, " \
+#define SPECDEC_GROW_TREE_ARGUMENTS(caches)                                                   \
+  "Tensor hidden, Tensor tokens, Tensor counts, Tensor starts, Tensor limits, "               \
+  "Tensor embeddings, Tensor[] norms, Tensor[] weights, SymInt[] in_features, "               \
+  "SymInt[] out_features, Tensor[] qkv_biases, Tensor[] output_biases, Tensor[] mlp_biases, " \
+  "Tensor[] head_norms, Tensor norm, Tensor output, SymInt outputs, Tensor? draft_tokens, "   \
+  "Tensor cos, Tensor sin, " caches                                                           \
+  " caches, float scale, float epsilon, int width, int size, "                                \
   "float min_probability"
 
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_LIBRARY, m) {
-  m.def("grow_tree_(" SPECDEC_GROW_TREE_ARGUMENTS("Tensor(a!)[]") 
-        ") -> (Tensor tokens_out, Tensor parents, Tensor scores, Tensor levels)");
+  m.def("grow_tree_(" SPECDEC_GROW_TREE_ARGUMENTS(
+      "Tensor(a!)[]") ") -> (Tensor tokens_out, Tensor parents, Tensor scores, Tensor levels)");
   m.def("validate_grow_tree_(" SPECDEC_GROW_TREE_ARGUMENTS("Tensor[]") ") -> ()");
 }
 SPECDEC_IMPLEMENT_CPU(grow_tree_)
