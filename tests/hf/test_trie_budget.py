@@ -5,7 +5,7 @@ import pytest
 import torch
 from specdec_hf import Draft, StatelessDrafter, TrieTree
 from specdec_hf.drafters.merge import agreement
-from specdec_hf.drafters.node_budget import NodeBudget
+from specdec_hf.drafters.node_budget import NodeBudget, Nodes
 from specdec_hf.schedules.base import ScheduleContext
 from specdec_hf.schedules.costs import Costs
 from specdec_hf.schedules.optimal import OptimalSchedule
@@ -151,13 +151,21 @@ def test_drawn_tokens_are_never_left_out_for_their_value():
     """What is kept of drawn chains depends on their lengths alone."""
     rng, budget = np.random.default_rng(2), NodeBudget([0, 0], 1)
     budget.observe(np.zeros((1, 2, 3), dtype=np.int64), np.array([[2, 1]]))
-    for merge in (False, True):
-        kept = {
-            (budget.cut(rng.integers(0, 2, (1, 2, 3)), 3, merge=merge) >= 0).tobytes()
-            for _ in range(50)
-        }
-        # Negative control: chains that share nodes are kept by their tokens.
-        assert (len(kept) == 1) == (not merge)
+    drawn = [rng.integers(0, 2, (1, 2, 3)) for _ in range(50)]
+    assert len({(budget.cut(chains, 3) >= 0).tobytes() for chains in drawn}) == 1
+    # Negative control: chains that share nodes are kept by their tokens.
+    assert len({(kept(budget, chains, 3) >= 0).tobytes() for chains in drawn}) > 1
+    short = np.array([[[1, -1, 3], [2, 2, 2]]])  # what follows the end of a chain is none of it
+    assert budget.cut(short, 9).tolist() == [[[1, -1, -1], [2, 2, 2]]]
+
+
+def kept(budget, chains, size, values=None, **options):
+    """Chains of one sequence, -1 where a token is none of the nodes that a merged tree keeps."""
+    tree, values = Nodes(), budget.worth(chains.shape[2]) if values is None else values
+    rows = zip(chains[0].tolist(), values[0].tolist(), strict=True)
+    paths = [tree.add_chain(*row, first=False) for row in rows]
+    (numbers,) = budget.choose([tree], size, **options)
+    return np.where(np.isin(paths, numbers), chains[0], -1)
 
 
 def test_a_tree_keeps_the_most_valuable_prefixes_of_random_chains():
@@ -171,13 +179,9 @@ def test_a_tree_keeps_the_most_valuable_prefixes_of_random_chains():
         for prefix, value in zip([p for r in rows for p in r], values.flatten(), strict=True):
             best[prefix] = max(best.get(prefix, 0.0), value)
         falling = sorted((p for p in best if best[p] >= least), key=best.get, reverse=True)
-        want = [[p in falling[:size] for p in row] for row in rows] & (values[0] >= least)
-        got = budget.cut(chains, size, values=values, min_probability=least)[0]
+        want = [[p in falling[:size] for p in row] for row in rows]
+        got = kept(budget, chains, size, values, min_probability=least)
         assert got.tolist() == np.where(want, chains[0], -1).tolist()
-        unknown = budget.cut(chains, size, values=np.full_like(values, np.nan))
-        assert (unknown == budget.cut(chains, size)).all()
-        drawn = budget.cut(chains, size, merge=False, values=values)
-        assert (drawn == budget.cut(chains, size, merge=False)).all()
 
 
 DEPTH, NODES, DRAFT = 5, 32, 0.004

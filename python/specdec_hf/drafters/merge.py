@@ -10,14 +10,14 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.composed import ComposedDrafter, candidates_for, round_for, values_of
-from specdec_hf.drafters.node_budget import NodeBudget
+from specdec_hf.drafters.node_budget import NodeBudget, Nodes
 from specdec_hf.drafting.call import MAX_DRAFTS_PER_ROUND, Asks, DrafterCall, Drawn, reads_draft
 from specdec_hf.drafting.checks import (
     OUTSIDE,
@@ -124,33 +124,29 @@ class TrieState(State):
 
     def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
         call, most = self.call, self.drafter.size
-        answers = [source.propose(texts, limits) for source in self.sources]
-        given = [answer.tokens for answer in answers if answer is not None]
+        drafts = [source.propose(texts, limits) for source in self.sources]
+        given = [draft.tokens for draft in drafts if draft is not None]
         if not given:
             return None
         depth, target = int(limits.max()), call.device
-        on_host = self._on_host and all(chains.device.type == "cpu" for chains in given)
+        on_host = self._on_host and all(tokens.device.type == "cpu" for tokens in given)
+        sized = on_host and self.layout.size is not None
+        if sized and not reads_draft(call.rule):
+            return self._best(drafts, texts, depth)
+        answers = [
+            None if draft is None else source.chains(draft)
+            for source, draft in zip(self.sources, drafts, strict=True)
+        ]
         device = torch.device("cpu") if on_host else target
         chains = torch.full((len(limits), len(self.drafter.ranks), depth), -1, device=device)
-        values = np.full(chains.shape, np.nan)  # where a drafter knows them
         for answer, chain_range in zip(answers, self._chain_ranges(), strict=True):
             if answer is not None:
                 drafted = answer.tokens[:, :, :depth]
                 first, (_, count, size) = chain_range.start, drafted.shape
                 chains[:, first : first + count, :size] = drafted.to(device)
-                if answer.values is not None:
-                    values[:, first : first + count, :size] = answer.values[:, :, :depth]
-        merge = not reads_draft(call.rule)
-        if on_host and self.layout.size is not None:
-            nodes = None
-            if call.asks.nodes is not None and merge:
-                nodes = functools.partial(self._nodes, depth, texts.active)
-            cut = self.budget.cut(
-                chains.numpy(), most, merge=merge, values=values,
-                min_probability=self.layout.min_probability, nodes=nodes,
-            )  # fmt: skip
-            chains = torch.from_numpy(cut)
-        trie = build_trie(chains, size=most, merge=merge)
+        if sized:
+            chains = torch.from_numpy(self.budget.cut(chains.numpy(), most))
+        trie = build_trie(chains, size=most, merge=not reads_draft(call.rule))
         # The number of nodes is known where the trie is on the host. On a device it would take one
         # more read, so the tree keeps its largest size there.
         size = int(trie.num_nodes.max()) if on_host else most
@@ -176,10 +172,53 @@ class TrieState(State):
             proposed.draft_rows = rows[:, :size].to(target, non_blocking=True)
         return proposed
 
-    def _nodes(self, depth: int, active: NDArray[np.bool_], values: NDArray[np.float64]) -> int:
-        """`Schedule.nodes` for the values [B, N] of a round."""
+    def _best(self, drafts: list[Draft | None], texts: History, depth: int) -> Draft | None:
+        """A tree of the most valuable nodes of drafts on the host."""
+        batch_size, ranks = len(texts.lengths), self.drafter.ranks
+        trees = [Nodes() for _ in range(batch_size)]
+        chains = np.full((batch_size, len(ranks), depth), -1)
+        paths: list[tuple[int, int, list[int]]] = []  # of each chain: its sequence, number, nodes
+        for source, draft, chain_range in zip(
+            self.sources, drafts, self._chain_ranges(), strict=True
+        ):
+            if draft is None:
+                continue
+            if draft.parents is not None and draft.scores is not None:
+                columns = draft.tokens, draft.parents, draft.scores.exp()
+                for tree, *rows in zip(trees, *(x.tolist() for x in columns), strict=True):
+                    tree.add_tree(*rows)
+                continue
+            drafted = source.chains(draft).tokens[:, :, :depth].numpy()
+            worth = self.budget.worth(drafted.shape[2]).tolist()
+            for b, of_sequence in enumerate(drafted.tolist()):
+                for k, chain in enumerate(of_sequence, chain_range.start):
+                    path = trees[b].add_chain(chain, worth[b][k], first=ranks[k] == 0)
+                    paths.append((b, k, path))
+        nodes = None
+        if self.call.asks.nodes is not None:
+            nodes = functools.partial(self._nodes, depth, texts.active)
+        kept = self.budget.choose(trees, self.drafter.size, self.layout.min_probability, nodes)
+        size = max(map(len, kept))
+        if size == 0:
+            return None
+        made = np.full((2, batch_size, size), -1)
+        places = [{node: place for place, node in enumerate(numbers)} for numbers in kept]
+        for b, (tree, numbers) in enumerate(zip(trees, kept, strict=True)):
+            made[0, b, : len(numbers)] = [tree.tokens[node] for node in numbers]
+            above = [tree.parents[node] for node in numbers]
+            made[1, b, : len(numbers)] = [places[b].get(node, -1) for node in above]
+        for b, k, path in paths:
+            for d, node in enumerate(path):
+                if node in places[b]:
+                    chains[b, k, d] = trees[b].tokens[node]
+        tokens, parents = torch.from_numpy(made).to(self.call.device)
+        carried = torch.from_numpy(chains.reshape(batch_size, -1)).to(self.call.device)
+        return Draft(tokens, parents, depth=depth, carried=carried)
+
+    def _nodes(self, depth: int, active: NDArray[np.bool_], worth: NDArray[np.float64]) -> int:
+        """`Schedule.nodes` for the worth [B, N] of the nodes of a round."""
         assert self.call.asks.nodes is not None
-        return self.call.asks.nodes(depth, values[active])
+        return self.call.asks.nodes(depth, worth[active])
 
     def _chain_ranges(self) -> list[slice]:
         """For each drafter, the range of its chains among those of all."""
@@ -224,13 +263,10 @@ class Chains:
     Attributes:
         tokens: [B, K, L] int64, -1 after the end of a chain.
         drawn: the rows that one chain was drawn from, or None.
-        values: [B, K, L], the probability that the drafter gives to each beginning of a chain, or
-            None where it gives none.
     """
 
     tokens: torch.Tensor
     drawn: Drawn | None = None
-    values: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,41 +330,37 @@ class ChainSource:
         self.state = begin_state(drafter, self.call)
         self._tree: Draft | None = None  # of the round that was not committed yet
 
-    def propose(self, texts: History, limits: NDArray[np.int64]) -> Chains | None:
+    def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
         """Ask the drafter."""
         draft = propose_checked(self.drafter, self.state, texts, limits, self.call)
         self._tree = None if draft is None or draft.parents is None else draft
-        if draft is None:
-            return None
-        if draft.parents is not None:
-            return self._of_tree(draft, draft.parents)
-        if draft.num_proposals > 1:
-            return Chains(draft.tokens.unflatten(1, (draft.num_proposals, -1)))
-        return Chains(cut_chains(draft)[:, None], draft.drawn)
-
-    def _of_tree(self, draft: Draft, parents: torch.Tensor) -> Chains | None:
+        if draft is None or draft.parents is None:
+            return draft
         name = type(self.drafter).__name__
         if draft.drawn is not None:
             raise ValueError(f"{name}.propose must return no distribution with TrieTree, got one")
-        if draft.tokens.device.type != "cpu" or parents.device.type != "cpu":
+        if draft.tokens.device.type != "cpu" or draft.parents.device.type != "cpu":
             raise ValueError(
                 f"{name}.propose must return tokens and parents on the host with TrieTree, "
-                f"got {draft.tokens.device} and {parents.device}"
+                f"got {draft.tokens.device} and {draft.parents.device}"
             )
-        leaves = [
-            _leaf_nodes(*rows) for rows in zip(draft.tokens.tolist(), parents.tolist(), strict=True)
-        ]
+        return draft
+
+    def chains(self, draft: Draft) -> Chains:
+        """What it has drafted as chains; of a tree the paths to its leaves."""
+        if draft.parents is None:
+            if draft.num_proposals > 1:
+                return Chains(draft.tokens.unflatten(1, (draft.num_proposals, -1)))
+            return Chains(cut_chains(draft)[:, None], draft.drawn)
+        rows = zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
+        leaves = [_leaf_paths(*of_sequence) for of_sequence in rows]
         most = max(map(len, leaves))
-        if most == 0:
-            return None
-        depth = max(len(path) for paths in leaves for path in paths)
-        nodes = np.full((len(leaves), most, depth), -1)
+        depth = max((len(path) for paths in leaves for path in paths), default=0)
+        chains = np.full((len(leaves), most, depth), -1)
         for b, paths in enumerate(leaves):
             for k, path in enumerate(paths):
-                nodes[b, k, : len(path)] = path
-        chains = np.where(nodes < 0, -1, _at(draft.tokens, nodes))
-        values = None if draft.scores is None else np.exp(_at(draft.scores.double(), nodes))
-        return Chains(torch.from_numpy(chains), values=values)
+                chains[b, k, : len(path)] = path
+        return Chains(torch.from_numpy(chains))
 
     def commit(self, texts: History, done: Round, chains: NDArray[np.int64]) -> None:
         """Tell the drafter how much of its first chain, or which path of its tree, was committed.
@@ -363,30 +395,20 @@ def agreement(chains: NDArray[np.int64], committed: NDArray[np.int64]) -> NDArra
     return lengths
 
 
-def _paths(
-    tokens: list[int], parents: list[int], labels: Sequence[int] | None = None
-) -> dict[int, tuple[int, ...]]:
-    """The tokens, or other labels, from the root, which is -1, to each present node of one tree."""
-    labels = tokens if labels is None else labels
+def _paths(tokens: list[int], parents: list[int]) -> dict[int, tuple[int, ...]]:
+    """The tokens from the root, which is -1, to each present node of one tree."""
     paths: dict[int, tuple[int, ...]] = {-1: ()}
     for n, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if token >= 0 and parent in paths:
-            paths[n] = (*paths[parent], labels[n])
+            paths[n] = (*paths[parent], token)
     return paths
 
 
-def _leaf_nodes(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
-    """The nodes from the root to each leaf of one tree, leaves in the order of their numbers."""
-    paths = _paths(tokens, parents, range(len(tokens)))
+def _leaf_paths(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    """The tokens from the root to each leaf of one tree, leaves in the order of their numbers."""
+    paths = _paths(tokens, parents)
     inner = {parents[n] for n in paths if n >= 0}
     return [path for n, path in paths.items() if n >= 0 and n not in inner]
-
-
-def _at(values: torch.Tensor, nodes: NDArray[np.int64]) -> NDArray[Any]:
-    """The values [B, N] of the nodes of each path [B, K, L]; anything where there is none."""
-    batch_size = len(nodes)
-    taken = np.maximum(nodes, 0).reshape(batch_size, -1)
-    return np.take_along_axis(values.numpy(), taken, axis=1).reshape(nodes.shape)
 
 
 def _round_of_tree(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +16,58 @@ PRIOR_OF_NEXT = 0.6  # acceptance of each further chain of a drafter, relative t
 EXPLORE_EVERY = 8
 
 
+class Nodes:
+    """The drafts of one sequence; equal beginnings of several are the same nodes.
+
+    Attributes:
+        tokens, parents: of each node; a parent is numbered before its children, -1 is the root.
+        values: its worth, the largest that it was given, and whether it is the first node of a
+            drafter that gives no values.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.values: list[tuple[float, bool]] = []
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def add(self, parent: int, token: int, worth: float, *, first: bool = False) -> int:
+        """The number of a child, which is new or was there before."""
+        number = self._numbers.setdefault((parent, token), len(self.tokens))
+        if number == len(self.tokens):
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.values.append((worth, first))
+        else:
+            earlier, was_first = self.values[number]
+            self.values[number] = max(earlier, worth), first or was_first
+        return number
+
+    def add_chain(self, chain: list[int], worth: list[float], *, first: bool) -> list[int]:
+        """The numbers of a chain's nodes, up to its first -1."""
+        path, node = [], -1
+        for token, value in zip(chain, worth, strict=True):
+            if token < 0:
+                break
+            node = self.add(node, token, value, first=first and node < 0)
+            path.append(node)
+        return path
+
+    def add_tree(self, tokens: list[int], parents: list[int], worth: list[float]) -> None:
+        """Add the present nodes of a tree."""
+        numbers = {-1: -1}
+        for n, (token, parent, value) in enumerate(zip(tokens, parents, worth, strict=True)):
+            if token >= 0 and parent in numbers:
+                numbers[n] = self.add(numbers[parent], token, value)
+
+
 class NodeBudget:
     """Shares the nodes of a tree among chains by the probability that each node is committed.
 
-    This value of a node is the probability that its drafter gives to the path down to it, where the
+    This worth of a node is the probability that its drafter gives to the path down to it, where the
     drafter gives one, as heads do. Otherwise it is the product of the measured acceptance of its
-    chain over the depths above it. It never rises along a chain, so the best nodes are the
-    beginnings of chains. Acceptance is measured by committed text alone, for each sequence by
+    chain over the depths above it. It never rises along a path, so the best nodes are the
+    beginnings of paths. Acceptance is measured by committed text alone, for each sequence by
     itself: only ``nodes`` may let drafts depend on time and on the rest of the batch.
 
     Args:
@@ -37,7 +81,7 @@ class NodeBudget:
         shape = (batch_size, len(ranks), DEPTHS)
         self._tried = np.full(shape, PRIOR_ROUNDS)
         self._accepted = PRIOR_ROUNDS * np.broadcast_to(prior[:, None], shape)
-        self._cuts = 0
+        self._rounds = 0
 
     def take(self, b: int, other: NodeBudget, index: int) -> None:
         """Go on as sequence ``b`` with what another budget has measured of sequence ``index``."""
@@ -48,57 +92,59 @@ class NodeBudget:
         shares: NDArray[np.float64] = self._accepted / self._tried
         return shares
 
-    def cut(
+    def worth(self, length: int) -> NDArray[np.float64]:
+        """[B, K, length], measured probability that each token of a chain is committed."""
+        depths = np.minimum(np.arange(length), DEPTHS - 1)
+        worth: NDArray[np.float64] = np.multiply.accumulate(self.acceptance()[:, :, depths], axis=2)
+        return worth
+
+    def choose(
         self,
-        chains: NDArray[np.int64],
+        drafts: list[Nodes],
         size: int,
-        *,
-        merge: bool = True,
-        values: NDArray[np.float64] | None = None,
         min_probability: float = 0.0,
         nodes: Callable[[NDArray[np.float64]], int] | None = None,
-    ) -> NDArray[np.int64]:
-        """Chains [B, K, L] with -1 after the tokens that ``size`` nodes have room for.
+    ) -> list[list[int]]:
+        """The numbers of the nodes of each sequence that are kept, the most valuable first.
 
         Args:
-            chains: -1 ends one.
-            size: number of nodes.
-            merge: whether equal prefixes share their nodes. False for chains that are drawn: what
-                is kept then depends on how long they are, and never on which tokens they hold.
-                Otherwise a token would be left out because of its value, and the text be biased.
-            values: [B, K, L], what the drafter itself says of each node; NaN takes the measured
-                acceptance. Only with ``merge``.
-            min_probability: nodes of less value are left out, but for the first of a drafter that
+            drafts: of each sequence.
+            size: most nodes of a sequence.
+            min_probability: nodes of less worth are left out, but for the first of a drafter that
                 gives no values, whose acceptance could not be measured again otherwise.
-            nodes: how many of ``size`` nodes are worth their time, by the values [B, n] of those
+            nodes: how many of ``size`` nodes are worth their time, by the worth [B, n] of those
                 that each sequence has, in the order in which they are taken; 0 where one has fewer.
-                None takes all. Only with ``merge``. Every eighth tree begins with the first nodes
-                of drafters without values, else the values fall.
+                None takes all. Every eighth tree begins with the first nodes of drafters without
+                values, else the worth falls.
         """
-        cut = chains.copy()
-        depths = np.minimum(np.arange(chains.shape[2]), DEPTHS - 1)
-        worth = np.cumprod(self.acceptance()[:, :, depths], axis=2)
-        given = np.isfinite(values) if values is not None and merge else np.zeros(worth.shape, bool)
-        if values is not None:
-            worth = np.where(given, values, worth)
-        ends = np.minimum.accumulate(chains >= 0, axis=2).sum(axis=2)
-        first = np.zeros(worth.shape, dtype=bool)
-        first[:, :, 0] = (np.array(self._ranks) == 0) & ~given[:, :, 0]
-        worth[np.arange(chains.shape[2]) >= ends[:, :, None]] = -1
-        worth[(worth < min_probability) & ~first] = -1
-        self._cuts += 1
-        explores = nodes is not None and self._cuts % EXPLORE_EVERY == 0
-        order = np.where(first & (worth >= 0), 1.0, worth) if explores else worth
-        taken = [_in_order(*rows, size, merge) for rows in zip(chains, worth, order, strict=True)]
-        most = size
-        if nodes is not None and merge:
-            found = np.zeros((len(chains), max(len(gains) for _, gains in taken)))
-            for b, (_, gains) in enumerate(taken):
-                found[b, : len(gains)] = gains
-            most = max(nodes(found), int(explores)) if found.size else size
-        for b, (numbers, _) in enumerate(taken):
-            cut[b][(numbers < 0) | (numbers >= most)] = -1
-        return cut
+        self._rounds += 1
+        explores = nodes is not None and self._rounds % EXPLORE_EVERY == 0
+        taken = []
+        for tree in drafts:
+            order = [1.0 if explores and first else worth for worth, first in tree.values]
+            good = [n for n, (w, first) in enumerate(tree.values) if first or w >= min_probability]
+            # Equal ones keep their order, in which a parent precedes its children.
+            taken.append(sorted(good, key=order.__getitem__, reverse=True)[:size])
+        most = max(map(len, taken))
+        if nodes is not None and most:
+            found = np.zeros((len(taken), most))
+            for b, (tree, numbers) in enumerate(zip(drafts, taken, strict=True)):
+                found[b, : len(numbers)] = [tree.values[n][0] for n in numbers]
+            most = max(nodes(found), int(explores))
+        return [numbers[:most] for numbers in taken]
+
+    def cut(self, chains: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        """Chains [B, K, L] that share no nodes, -1 behind what ``size`` nodes have room for.
+
+        What is kept of drawn chains depends on how long they are, and never on which tokens they
+        hold. Otherwise a token would be left out because of its value, and the text be biased.
+        """
+        worth = self.worth(chains.shape[2])
+        worth[np.maximum.accumulate(chains < 0, axis=2)] = -1
+        flat = worth.reshape(len(chains), -1)
+        places = np.argsort(-flat, axis=1, kind="stable")
+        ranks = np.argsort(places, axis=1, kind="stable").reshape(chains.shape)
+        return np.where((ranks < size) & (worth >= 0), chains, -1)
 
     def observe(self, chains: NDArray[np.int64], accepted: NDArray[np.int64]) -> None:
         """Learn how many tokens [B, K] of each chain [B, K, L] of a round were committed."""
@@ -109,39 +155,3 @@ class NodeBudget:
             trials, hits = self._tried[:, :, bucket], self._accepted[:, :, bucket]
             trials[tried] = trials[tried] * memory + 1
             hits[tried] = hits[tried] * memory + (accepted > depth)[tried]
-
-
-def _in_order(
-    chains: NDArray[np.int64],
-    worth: NDArray[np.float64],
-    order: NDArray[np.float64],
-    size: int,
-    merge: bool,
-) -> tuple[NDArray[np.int64], list[float]]:
-    """The nodes of the chains [K, L] of one sequence, the most valuable first.
-
-    Args:
-        chains, worth: a token of negative worth is no node.
-        order: which comes first, by falling numbers.
-        size: most nodes.
-        merge: whether equal prefixes share their nodes.
-
-    Returns:
-        [K, L], the number of each token's node, -1 for tokens without one; and the worth of each
-        node.
-    """
-    numbers = [[-1] * chains.shape[1] for _ in chains]
-    rows, values = chains.tolist(), worth.tolist()
-    number_of, gains = dict[Any, int](), list[float]()
-    for place in np.argsort(-order, axis=None, kind="stable").tolist():
-        k, depth = divmod(place, chains.shape[1])
-        if values[k][depth] < 0:
-            break
-        node = tuple(rows[k][: depth + 1]) if merge else (k, depth)
-        if node not in number_of:
-            if len(gains) == size:
-                continue
-            number_of[node] = len(gains)
-            gains.append(values[k][depth])
-        numbers[k][depth] = number_of[node]
-    return np.array(numbers), gains
