@@ -133,15 +133,11 @@ class TrieState(State):
         sized = on_host and self.layout.size is not None
         if sized and not reads_draft(call.rule):
             return self._best(drafts, texts, depth)
-        answers = [
-            None if draft is None else source.chains(draft)
-            for source, draft in zip(self.sources, drafts, strict=True)
-        ]
         device = torch.device("cpu") if on_host else target
         chains = torch.full((len(limits), len(self.drafter.ranks), depth), -1, device=device)
-        for answer, chain_range in zip(answers, self._chain_ranges(), strict=True):
-            if answer is not None:
-                drafted = answer.tokens[:, :, :depth]
+        for draft, chain_range in zip(drafts, self._chain_ranges(), strict=True):
+            if draft is not None:
+                drafted = _chains_of(draft)[:, :, :depth]
                 first, (_, count, size) = chain_range.start, drafted.shape
                 chains[:, first : first + count, :size] = drafted.to(device)
         if sized:
@@ -158,11 +154,11 @@ class TrieState(State):
             depth=depth,
             carried=chains.flatten(1).to(target, non_blocking=True),
         )
-        drawn = [None if answer is None else answer.drawn for answer in answers]
+        drawn = [None if draft is None else draft.drawn for draft in drafts]
         parts = [part for part in drawn if part is not None]
         if reads_draft(call.rule) and parts:
-            for source, answer in zip(self.sources, answers, strict=True):
-                if answer is not None and answer.drawn is None:
+            for source, draft in zip(self.sources, drafts, strict=True):
+                if draft is not None and draft.drawn is None:
                     raise ValueError(
                         f"{type(source.drafter).__name__}.propose must return a distribution under "
                         f"rule {call.rule!r} if another drafter of the TrieTree does, got None"
@@ -178,9 +174,7 @@ class TrieState(State):
         trees = [Nodes() for _ in range(batch_size)]
         chains = np.full((batch_size, len(ranks), depth), -1)
         paths: list[tuple[int, int, list[int]]] = []  # of each chain: its sequence, number, nodes
-        for source, draft, chain_range in zip(
-            self.sources, drafts, self._chain_ranges(), strict=True
-        ):
+        for draft, chain_range in zip(drafts, self._chain_ranges(), strict=True):
             if draft is None:
                 continue
             if draft.parents is not None and draft.scores is not None:
@@ -188,7 +182,7 @@ class TrieState(State):
                 for tree, *rows in zip(trees, *(x.tolist() for x in columns), strict=True):
                     tree.add_tree(*rows)
                 continue
-            drafted = source.chains(draft).tokens[:, :, :depth].numpy()
+            drafted = _chains_of(draft)[:, :, :depth].numpy()
             worth = self.budget.worth(drafted.shape[2]).tolist()
             for b, of_sequence in enumerate(drafted.tolist()):
                 for k, chain in enumerate(of_sequence, chain_range.start):
@@ -254,19 +248,6 @@ def _draft_rows(nodes: torch.Tensor, size: int, drawn: Sequence[Drawn | None]) -
     values = to_device(rows.flatten(), nodes.device).expand_as(flat)
     out = torch.zeros((len(flat), size + 1), dtype=torch.int32, device=nodes.device)
     return out.scatter(1, torch.where(flat < 0, size, flat), values)[:, :size]
-
-
-@dataclass
-class Chains:
-    """The chains of one drafter in one round.
-
-    Attributes:
-        tokens: [B, K, L] int64, -1 after the end of a chain.
-        drawn: the rows that one chain was drawn from, or None.
-    """
-
-    tokens: torch.Tensor
-    drawn: Drawn | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,22 +327,6 @@ class ChainSource:
             )
         return draft
 
-    def chains(self, draft: Draft) -> Chains:
-        """What it has drafted as chains; of a tree the paths to its leaves."""
-        if draft.parents is None:
-            if draft.num_proposals > 1:
-                return Chains(draft.tokens.unflatten(1, (draft.num_proposals, -1)))
-            return Chains(cut_chains(draft)[:, None], draft.drawn)
-        rows = zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
-        leaves = [_leaf_paths(*of_sequence) for of_sequence in rows]
-        most = max(map(len, leaves))
-        depth = max((len(path) for paths in leaves for path in paths), default=0)
-        chains = np.full((len(leaves), most, depth), -1)
-        for b, paths in enumerate(leaves):
-            for k, path in enumerate(paths):
-                chains[b, k, : len(path)] = path
-        return Chains(torch.from_numpy(chains))
-
     def commit(self, texts: History, done: Round, chains: NDArray[np.int64]) -> None:
         """Tell the drafter how much of its first chain, or which path of its tree, was committed.
 
@@ -402,6 +367,22 @@ def _paths(tokens: list[int], parents: list[int]) -> dict[int, tuple[int, ...]]:
         if token >= 0 and parent in paths:
             paths[n] = (*paths[parent], token)
     return paths
+
+
+def _chains_of(draft: Draft) -> torch.Tensor:
+    """[B, K, L], a draft as chains, -1 behind the end of each; of a tree its paths to leaves."""
+    if draft.parents is None:
+        count = draft.num_proposals
+        tokens = draft.tokens if count > 1 else cut_chains(draft)
+        return tokens.reshape(len(tokens), count, tokens.shape[1] // count)
+    rows = zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
+    leaves = [_leaf_paths(*of_sequence) for of_sequence in rows]
+    depth = max((len(path) for paths in leaves for path in paths), default=0)
+    chains = np.full((len(leaves), max(map(len, leaves)), depth), -1)
+    for b, paths in enumerate(leaves):
+        for k, path in enumerate(paths):
+            chains[b, k, : len(path)] = path
+    return torch.from_numpy(chains)
 
 
 def _leaf_paths(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:

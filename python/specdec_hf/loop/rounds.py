@@ -12,7 +12,7 @@ Terms:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -21,8 +21,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafting.context import Candidates
-from specdec_hf.drafting.drafter import Rejections
 from specdec_hf.loop.commit import DraftCounts, Taken, commit, cut, read_verdict
 from specdec_hf.loop.drafted import DraftedRound
 from specdec_hf.loop.output import SpecOutput, finish
@@ -30,7 +28,7 @@ from specdec_hf.loop.processors import process_ended, process_logits
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import Phases, RoundRecord
 from specdec_hf.loop.streaming import Step, Streamer, put_step, run_stream
-from specdec_hf.runner.protocol import rereads_at_rope_switch, to_device, tokens_before_rope_switch
+from specdec_hf.runner.protocol import rereads_at_rope_switch, tokens_before_rope_switch
 from specdec_hf.schedules.base import Outcome
 
 
@@ -74,6 +72,7 @@ def step(session: Session) -> list[Step]:
     if raw is None and verdict is None:
         raw = drafted.forward()
     phases.begin("verification")
+    asked: Any = None
     logits: Any = raw  # None where the graph of the forward has verified
     errors, observed = dict[int, Exception](), dict[str, torch.Tensor]()
     if raw is not None:
@@ -81,18 +80,17 @@ def step(session: Session) -> list[Step]:
             logits, errors = process_logits(session, raw, drafted.layout)
         verdict = drafted.verify(logits)
         drafted.keep_path(verdict)
-        observed = _observed(session, drafted, logits)
+        asked = _asked(session)
+        observed = {} if asked is None else asked.observed(session, drafted, logits)
     read = read_verdict(verdict, {**drafted.to_read(verdict), **observed})
     phases.begin("host")
-    candidates = _candidates(session, read.draft) if observed else None
+    candidates = asked.candidates(session, read.draft) if asked and observed else None
     taken = cut(session, read, errors)
     counts = drafted.count(taken)
     steps = commit(session, taken, counts, _top_logprobs(session, drafted, taken, logits))
     phases.begin("draft")
     if session.drafter is not None and session.state is not None:
-        rejections = None
-        if session.drafter.needs.rejections:
-            rejections = _rejections(before, drafted, taken, counts, logits)
+        rejections = asked and asked.rejections(session, drafted, taken, counts, logits)
         done = drafted.round(taken, candidates, rejections)
         session.state.commit(session.history.read_only(), done)
     phases.begin("host")
@@ -175,39 +173,14 @@ def _tokens_before_rope_switch(session: Session, most: NDArray[np.int64]) -> int
     return room if deepest <= room else 0
 
 
-def _observed(
-    session: Session, drafted: DraftedRound, logits: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """The integers that `Candidates` is made of, on the device; empty where nobody asks."""
-    count = 0 if session.drafter is None else session.drafter.needs.candidates
-    if count == 0:
-        return {}
-    ids = logits.topk(min(count, logits.shape[-1]), dim=-1).indices
-    return {**drafted.layout._asdict(), "candidates": ids.flatten(1)}
-
-
-def _candidates(session: Session, read: Mapping[str, NDArray[np.int64]]) -> Candidates:
-    """What `_observed` gave, once it is on the host."""
-    tokens = np.concatenate([session.history.last(1), read["tokens"]], axis=1)
-    above = np.concatenate([np.full_like(tokens[:, :1], -1), read["parents"] + 1], axis=1)
-    return Candidates(tokens, above, read["candidates"].reshape(*tokens.shape, -1))
-
-
-def _rejections(
-    before: _RoundStart,
-    drafted: DraftedRound,
-    taken: Taken,
-    counts: DraftCounts,
-    logits: torch.Tensor,
-) -> Rejections | None:
-    """The target's logits where a draft was rejected; None where none was."""
-    kept = taken.num_accepted
-    rejected = np.flatnonzero(before.active & (counts.tried > kept))
-    if len(rejected) == 0:
+def _asked(session: Session) -> Any:
+    """What drafters may ask about a round, where this one asks, else None."""
+    needs = None if session.drafter is None else session.drafter.needs
+    if needs is None or not (needs.candidates or needs.rejections):
         return None
-    at = drafted.rows(taken)[rejected, kept[rejected]]
-    found = logits[to_device(rejected, logits.device), to_device(at, logits.device)]
-    return Rejections(rejected, before.lengths[rejected] + kept[rejected], found)
+    from specdec_hf.extras import asked_of_rounds  # noqa: PLC0415  # few drafters ask
+
+    return asked_of_rounds
 
 
 def _record_rows(
