@@ -8,12 +8,14 @@ from hf.recorded_ops import compile_on_cpu, leaving_out, record_ops
 from specdec_hf.extras.compiled import cuda_graphs, forward
 from specdec_hf.extras.compiled import head_step as compiled_step
 from specdec_hf.heads.eagle3.drafter import Eagle3ChainDrafter, Eagle3Drafter
+from specdec_hf.heads.eagle_family import fused_tree
 from specdec_hf.heads.eagle_family.cache import HeadCache
 from specdec_hf.heads.eagle_family.fused_layer import FusedLayer
 from specdec_hf.heads.eagle_family.step import PackedStep, PairStep, inputs_of
 from specdec_hf.runner.forwards import BUCKETS, Borrower, CompileStats
 from specdec_hf.runner.packed import linear as packed_linear
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
+from specdec_hf.trees import EagleTree
 from support import hf_models
 from support.hf_models import decode, head_for, outcome
 
@@ -190,3 +192,45 @@ def test_the_self_check_of_a_head_finds_what_a_replay_leaves_out(
     drafter = Eagle3Drafter(head)
     out = decode(target, drafter=drafter, compile=True)
     assert torch.equal(out.sequences, decode(target, drafter=Eagle3Drafter(head)).sequences)
+
+
+@pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)])
+def test_a_tree_in_one_op_is_that_of_its_levels(lengths, target, head, monkeypatch):
+    def drafts():
+        rounds = []
+        settings = {"lengths": lengths, "max_new_tokens": 24, "guard": False}
+        tree = EagleTree(3, 4, 7, min_probability=0.02)
+        out = decode(target, drafter=Eagle3Drafter(head, tree), trace=rounds.append, **settings)
+        return out.sequences.tolist(), rounds
+
+    calls = []
+    grow = fused_tree.grow_tree_
+    monkeypatch.setattr(
+        fused_tree, "grow_tree_", lambda *args, **kw: calls.append(1) or grow(*args, **kw)
+    )
+    text, fused = drafts()
+    assert len(calls) == len(fused) - 1 > 3
+    monkeypatch.setattr(fused_tree, "packed_head_of", lambda _: None)
+    other, levels = drafts()
+    assert len(calls) == len(fused) - 1
+    assert text == other
+    for mine, its in zip(fused, levels, strict=True):
+        size = mine.draft_token_ids.shape[1]
+        assert torch.equal(mine.draft_token_ids, its.draft_token_ids[:, :size])
+        assert (its.draft_token_ids[:, size:] < 0).all()
+        assert mine.parents is None or torch.equal(mine.parents, its.parents[:, :size])
+
+
+def test_a_tree_in_one_op_reads_plain_embeddings(target, head, monkeypatch):
+    class Scaled(torch.nn.Embedding):
+        """As Gemma has them."""
+
+    call = []
+    monkeypatch.setattr(fused_tree, "grow_tree_", lambda *_, **__: call.append(1))
+    kind = type(target.get_input_embeddings())
+    target.get_input_embeddings().__class__ = Scaled
+    try:
+        decode(target, drafter=Eagle3Drafter(head), max_new_tokens=4)
+    finally:
+        target.get_input_embeddings().__class__ = kind
+    assert not call

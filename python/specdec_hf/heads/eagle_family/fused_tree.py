@@ -78,8 +78,9 @@ class FusedTreeState(GrowingTreeState):
             min_probability=layout.min_probability,
         )  # fmt: skip
         stepper.lengths = stepper.lengths + counts
-        depth = int(tree.levels.max())
-        return Draft(tree.tokens, tree.parents, depth=depth, scores=tree.scores)
+        size = int((tree.tokens >= 0).sum(dim=1).max())  # absent nodes come last
+        tokens, parents, scores = (x[:, :size] for x in tree[:3])
+        return Draft(tokens, parents, depth=int(tree.levels.max()), scores=scores)
 
     def commit(self, texts: History, done: Round) -> None:
         """Do nothing: the pairs of committed drafts are fed again, with the target's features."""
