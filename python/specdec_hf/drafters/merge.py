@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -188,9 +187,8 @@ class TrieState(State):
                 for k, chain in enumerate(of_sequence, chain_range.start):
                     path = trees[b].add_chain(chain, worth[b][k], first=ranks[k] == 0)
                     paths.append((b, k, path))
-        nodes = None
-        if self.call.asks.nodes is not None:
-            nodes = functools.partial(self._nodes, depth, texts.active)
+        asks = self.call.asks.nodes
+        nodes = asks and (lambda worth: asks(depth, worth[texts.active]))
         kept = self.budget.choose(trees, self.drafter.size, self.layout.min_probability, nodes)
         size = max(map(len, kept))
         if size == 0:
@@ -208,11 +206,6 @@ class TrieState(State):
         tokens, parents = torch.from_numpy(made).to(self.call.device)
         carried = torch.from_numpy(chains.reshape(batch_size, -1)).to(self.call.device)
         return Draft(tokens, parents, depth=depth, carried=carried)
-
-    def _nodes(self, depth: int, active: NDArray[np.bool_], worth: NDArray[np.float64]) -> int:
-        """`Schedule.nodes` for the worth [B, N] of the nodes of a round."""
-        assert self.call.asks.nodes is not None
-        return self.call.asks.nodes(depth, worth[active])
 
     def _chain_ranges(self) -> list[slice]:
         """For each drafter, the range of its chains among those of all."""
@@ -338,6 +331,8 @@ class ChainSource:
         if not self.drafter.size and (chains < -1).any():  # the tree ends there as it does at -1
             self.call.note(f"{describe(self.drafter)} {OUTSIDE}")
         tree, self._tree = self._tree, None
+        if type(self.state).commit is State.commit:  # which learns nothing
+            return
         lengths = done.lengths.copy()
         candidates = round_for(self.drafter, done).candidates
         if tree is not None:

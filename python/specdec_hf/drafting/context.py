@@ -137,10 +137,11 @@ class CommittedStates:
 
 def _at(states: list[torch.Tensor], columns: NDArray[np.int64]) -> torch.Tensor:
     """Gather columns [B, n] of each layer's states and join them; -1 gives any state."""
-    device = states[0].device
-    taken = to_device(columns.clip(0), device)
-    sequences = torch.arange(len(columns), device=device)[:, None]
-    return torch.cat([layer[sequences, taken] for layer in states], dim=-1)
+    joined, size = torch.cat(states, dim=-1), columns.shape[1]
+    if (columns == np.arange(size)).all():
+        return joined[:, :size]
+    sequences = torch.arange(len(columns), device=joined.device)[:, None]
+    return joined[sequences, to_device(columns.clip(0), joined.device)]
 
 
 def _first(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

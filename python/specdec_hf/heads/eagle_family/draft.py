@@ -304,7 +304,7 @@ class HeadStepper(PairStepper):
         hidden = self.step.states(**inputs, visible=visible if mask is None else None)
         if last is not None:
             hidden = pick(hidden, last)
-        return hidden, self._logits(hidden)
+        return hidden, self._in_vocabulary(self.step.logits(hidden))
 
     def _turns(self, visible: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A table of `PairHead.turns`, which saves twenty calls a step."""
@@ -313,9 +313,6 @@ class HeadStepper(PairStepper):
                 places = torch.arange(max(visible, 2 * len(self._cosines)), device=self.device)
                 self._cosines, self._sines = (x[0, 0] for x in self.head.turns(places[None]))
         return self._cosines, self._sines
-
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._in_vocabulary(self.step.logits(hidden))
 
     def _in_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits of draft tokens, or of all the target's."""

@@ -11,7 +11,7 @@ from torch import nn
 from specdec_hf.drafters.growing_tree import GrowingTreeState
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
-from specdec_hf.drafting.drafter import Draft, Round
+from specdec_hf.drafting.drafter import Draft, State
 from specdec_hf.heads.eagle_family.draft import HeadStepper, following_tokens
 from specdec_hf.heads.eagle_family.fused_layer import FusedLayer
 from specdec_hf.runner.protocol import to_device
@@ -82,8 +82,8 @@ class FusedTreeState(GrowingTreeState):
         tokens, parents, scores = (x[:, :size] for x in tree[:3])
         return Draft(tokens, parents, depth=int(tree.levels.max()), scores=scores)
 
-    def commit(self, texts: History, done: Round) -> None:
-        """Do nothing: the pairs of committed drafts are fed again, with the target's features."""
+    # The pairs of committed drafts are fed again, with the target's features.
+    commit = State.commit
 
     @property
     def joins(self) -> bool:
