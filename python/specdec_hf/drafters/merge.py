@@ -187,11 +187,10 @@ class TrieState(State):
                 for k, chain in enumerate(of_sequence, chain_range.start):
                     path = trees[b].add_chain(chain, worth[b][k], first=ranks[k] == 0)
                     paths.append((b, k, path))
-        asks = self.call.asks.nodes
-        nodes = asks and (lambda worth: asks(depth, worth[texts.active]))
-        kept = self.budget.choose(trees, self.drafter.size, self.layout.min_probability, nodes)
-        size = max(map(len, kept))
-        if size == 0:
+        asks, least = self.call.asks.nodes, self.layout.min_probability
+        nodes = None if asks is None else lambda worth: asks(depth, worth[texts.active])
+        kept = self.budget.choose(trees, self.drafter.size, least, nodes)
+        if (size := max(map(len, kept))) == 0:
             return None
         made = np.full((2, batch_size, size), -1)
         places = [{node: place for place, node in enumerate(numbers)} for numbers in kept]

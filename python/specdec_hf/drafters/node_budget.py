@@ -76,7 +76,6 @@ class NodeBudget:
     """
 
     def __init__(self, ranks: list[int], batch_size: int) -> None:
-        self._ranks = ranks
         prior = PRIOR * PRIOR_OF_NEXT ** np.array(ranks, dtype=np.float64)
         shape = (batch_size, len(ranks), DEPTHS)
         self._tried = np.full(shape, PRIOR_ROUNDS)

@@ -197,8 +197,8 @@ class DraftLengthPolicy:
 
     def holds_back(self) -> bool:
         """Whether the guard lets nothing be drafted in the next round, whatever it costs."""
-        holds = self.guard is not None and self.guard.stops and self.guard.pausing
-        self._held_back += holds
+        if holds := self.guard is not None and self.guard.stops and self.guard.pausing:
+            self._held_back += 1
         return holds
 
     def limits(self, most: NDArray[np.int64]) -> NDArray[np.int64]:

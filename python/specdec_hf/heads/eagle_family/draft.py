@@ -258,8 +258,8 @@ class HeadStepper(PairStepper):
     @property
     def runs_fused(self) -> bool:
         """Whether its layer runs in one op, at angles that do not change with the text."""
-        fixed = self._rope_type not in ROPES_BY_LENGTH
-        return fixed and self._compiled is None and not isinstance(self.step.midlayer, HeadLayer)
+        own = isinstance(self.step.midlayer, HeadLayer) or self._compiled is not None
+        return not own and self._rope_type not in ROPES_BY_LENGTH
 
     def waiting(self) -> tuple[torch.Tensor, NDArray[np.int64]]:
         """Hidden states [B, n, H] of the pairs that were not fed yet, and how many each has."""
