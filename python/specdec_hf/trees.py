@@ -240,7 +240,7 @@ class EagleTree:
 
 @dataclass(frozen=True)
 class TrieTree:
-    """Several drafted chains merged into a prefix tree (SpecInfer, REST).
+    """Several drafts merged into a prefix tree (SpecInfer, REST).
 
     Args:
         sequences: chains that a copying drafter drafts, such as prompt lookup; others draft one

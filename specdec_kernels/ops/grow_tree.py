@@ -160,10 +160,10 @@ def grow_tree_(
 
 @fake_kernel("grow_tree_")
 def _(hidden: Tensor, tokens: Tensor, counts: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    shape = len(hidden), arguments[-2]
+    shape = hidden.shape[0], arguments[-2]
     return (
         hidden.new_empty(shape, dtype=torch.int64),
         hidden.new_empty(shape, dtype=torch.int64),
         hidden.new_empty(shape, dtype=torch.float32),
-        hidden.new_empty(len(hidden), dtype=torch.int64),
+        hidden.new_empty(hidden.shape[:1], dtype=torch.int64),
     )

@@ -238,3 +238,10 @@ def test_one_size_for_all_machines_would_be_found():
     for nodes in (1, 4, NODES):
         found = (best(machine, 0.9, 4) for machine in MACHINES.values())
         assert min(speeds[nodes] / speeds[number] for number, speeds in found) < 0.97
+
+
+def test_no_node_is_kept_without_its_parent():
+    for worth in ([0.1, 0.9], [np.nan, 0.9]):
+        tree = Nodes()
+        tree.add_tree([5, 6], [-1, 0], worth)
+        assert NodeBudget([0], 1).choose([tree], 1) == [[0]]

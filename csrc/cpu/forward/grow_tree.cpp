@@ -22,14 +22,14 @@ class Growth {
         limits_(p.limits, p.limits + batch_),
         roots_(batch_),
         deepest_(*std::max_element(limits_.begin(), limits_.end())),
-        room_(fed_nodes(deepest_, width_)),
-        most_(candidates(deepest_, width_)),
-        hidden_(batch_ * (1 + room_) * row_bytes_),
-        above_(batch_ * room_),
-        tokens_(batch_ * most_),
-        parents_(batch_ * most_),
-        scores_(batch_ * most_),
-        depths_(most_),
+        max_fed_(fed_nodes(deepest_, width_)),
+        max_candidates_(candidates(deepest_, width_)),
+        hidden_(batch_ * (1 + max_fed_) * row_bytes_),
+        above_(batch_ * max_fed_),
+        tokens_(batch_ * max_candidates_),
+        parents_(batch_ * max_candidates_),
+        scores_(batch_ * max_candidates_),
+        depths_(max_candidates_),
         frontier_(batch_ * width_),
         came_from_(batch_ * width_, -1) {}
 
@@ -42,7 +42,7 @@ class Growth {
 
  private:
   char* hidden(int64_t b, int64_t row) {
-    return hidden_.data() + (b * (1 + room_) + row) * row_bytes_;
+    return hidden_.data() + (b * (1 + max_fed_) + row) * row_bytes_;
   }
 
   // The inputs of one forward of the head over `count` pairs of each sequence.
@@ -127,14 +127,15 @@ class Growth {
     for (int64_t b = 0; b < batch_; ++b) {
       f.starts[b] = roots_[b] + 1 + fed;
       for (int64_t k = 0; k < width_; ++k) {
-        const int64_t row = b * width_ + k, candidate = b * most_ + first_ + frontier_[row];
-        const int64_t parent = above_[b * room_ + fed + k] = came_from_[row];
+        const int64_t row = b * width_ + k,
+                      candidate = b * max_candidates_ + first_ + frontier_[row];
+        const int64_t parent = above_[b * max_fed_ + fed + k] = came_from_[row];
         paths[row] = scores_[candidate];
         const int64_t token = std::max<int64_t>(tokens_[candidate], 0);
         set_pair(f, b, k, token, hidden(b, parent + 1), roots_[b] + depth_);
         uint8_t* const mask = &f.mask[row * slots];
         std::memset(mask, 1, roots_[b] + 1);
-        for (int64_t n = fed + k; n >= 0; n = above_[b * room_ + n]) mask[roots_[b] + 1 + n] = 1;
+        for (int64_t n = fed + k; n >= 0; n = above_[b * max_fed_ + n]) mask[roots_[b] + 1 + n] = 1;
       }
     }
     run_head(f);
@@ -180,7 +181,7 @@ class Growth {
     std::fill(depths_.begin() + end, depths_.begin() + count_, depth_);
     for (int64_t b = 0; b < batch_; ++b) {
       for (int64_t i = 0; i < count * width_; ++i) {
-        const int64_t from = b * count * width_ + i, to = b * most_ + end + i;
+        const int64_t from = b * count * width_ + i, to = b * max_candidates_ + end + i;
         const int64_t token = tokens[from];
         tokens_[to] = token < 0 || p_.draft_tokens == nullptr ? token : p_.draft_tokens[token];
         scores_[to] = scores[from];
@@ -198,7 +199,7 @@ class Growth {
     std::vector<float> best;
     for (int64_t b = 0; b < batch_; ++b) {
       if (limits_[b] <= depth_) continue;
-      const float* const scores = &scores_[b * most_];
+      const float* const scores = &scores_[b * max_candidates_];
       float total = 0, highest = -INFINITY;
       for (int64_t k = 0; k < width_; ++k) {
         const float path = scores[first_ + frontier_[b * width_ + k]];
@@ -221,15 +222,15 @@ class Growth {
   void keep_best() {
     for (int64_t b = 0; b < batch_; ++b) {
       for (int64_t i = 0; i < count_; ++i) {
-        if (depths_[i] > limits_[b]) tokens_[b * most_ + i] = -1;
+        if (depths_[i] > limits_[b]) tokens_[b * max_candidates_ + i] = -1;
       }
       p_.levels[b] = std::clamp<int64_t>(limits_[b], 0, depth_);
     }
     std::vector<int64_t> nodes(batch_ * p_.size);
-    rerank_tree({{tokens_.data(), true, most_, 0, 1},
-                 {parents_.data(), true, most_, 0, 1},
+    rerank_tree({{tokens_.data(), true, max_candidates_, 0, 1},
+                 {parents_.data(), true, max_candidates_, 0, 1},
                  scores_.data(),
-                 most_,
+                 max_candidates_,
                  1,
                  {p_.out_tokens, true},
                  {p_.out_parents, true},
@@ -240,21 +241,21 @@ class Growth {
                 threads_);
     for (int64_t i = 0; i < batch_ * p_.size; ++i) {
       const int64_t b = i / p_.size;
-      p_.out_scores[i] = nodes[i] < 0 ? -INFINITY : scores_[b * most_ + nodes[i]];
+      p_.out_scores[i] = nodes[i] < 0 ? -INFINITY : scores_[b * max_candidates_ + nodes[i]];
     }
   }
 
   const GrowTreeParams& p_;
   const Parallel& threads_;
   int64_t batch_, width_, row_bytes_;
-  std::vector<int64_t> limits_, roots_;  // the slot and place of each sequence's root
-  int64_t deepest_, room_, most_;        // levels, nodes that are fed, candidates
+  std::vector<int64_t> limits_, roots_;         // the slot and place of each sequence's root
+  int64_t deepest_, max_fed_, max_candidates_;  // levels, nodes that are fed, candidates
   std::vector<char> hidden_;    // of the root and of the nodes fed, [batch, 1 + nodes, hidden]
   std::vector<int64_t> above_;  // the node that each node fed hangs below, -1: the root
   std::vector<int64_t> tokens_, parents_;  // [batch, most] of candidates
   std::vector<float> scores_;
   std::vector<int64_t> depths_;
-  // Of the candidates of the last level: which are expanded next, and the node fed above each.
+  // Which candidates of the last level are expanded next, and the node fed above each of them.
   std::vector<int64_t> frontier_, came_from_;
   int64_t count_ = 0, first_ = 0, depth_ = 0;  // candidates, those before the last level, levels
 };

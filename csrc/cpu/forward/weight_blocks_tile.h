@@ -233,8 +233,7 @@ void multiply_blocks(const float* x, int64_t stride, const char* from, int64_t i
   }
 }
 
-// More rows, whose sums the registers do not hold, take less time on weights that are unpacked
-// once.
+// More rows take less time on weights that are unpacked once.
 constexpr int64_t kFewRows = kLanes == 16 ? 8 : 2;
 
 struct BlockKernels {

@@ -8,7 +8,7 @@
 namespace specdec {
 
 struct GrowTreeParams {
-  // The head. Its layers, caches, sizes and scale; what a forward reads and writes is not set.
+  // The head's layers, caches, sizes and scale; the inputs and outputs of a forward are not set.
   DecoderLayersParams head;
   const void* embeddings;  // [vocab, hidden]
   const void* norm;        // [hidden], before `output`
@@ -24,7 +24,7 @@ struct GrowTreeParams {
   int64_t pairs;
   int64_t width;  // nodes that a level expands, and children of each
   int64_t size;   // nodes that are kept
-  // A level is not drafted whose nodes together are less likely to be committed.
+  // A level is not drafted where all nodes that it would expand have less probability together.
   float min_probability;
   int64_t* out_tokens;   // [batch, size], -1: no node
   int64_t* out_parents;  // [batch, size]

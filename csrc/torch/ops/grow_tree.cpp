@@ -59,7 +59,12 @@ Extents check_grow_tree(
   SPECDEC_CHECK(min_probability >= 0 && min_probability <= 1,
                 "min_probability must be in [0, 1], got ", min_probability);
   check_entries("size", "the tree", "[B, size]", {batch, size});
-  // Of the head's layers all but their input is known: pairs of an embedding and a hidden state.
+  SPECDEC_CHECK(!norms.empty() && norms[0].dim() == 2 && norms[0].size(0) == 2 &&
+                    norms[0].size(1) == features,
+                "norms[0] must be [2, C] = [2, ", features,
+                "], of embeddings and hidden states, got ",
+                norms.empty() ? "none" : shape_of(norms[0]));
+  // The layers are checked with one pair of an embedding and a hidden state a sequence.
   const Tensor x = torch::stable::new_empty(hidden, {batch, 1, 2 * features});
   const Tensor angles = torch::stable::new_empty(cos, {1, 1, cos.size(1)});
   const Tensor mask = torch::stable::new_empty(hidden, {batch, 1, 1, 0}, ScalarType::Bool);
@@ -68,8 +73,8 @@ Extents check_grow_tree(
                               mask, scale, epsilon, false);
 }
 
-// What the numbers of a call ask of its tensors.
-struct Numbers {
+// The numbers of a call, which say how long its tables and caches must be.
+struct CallNumbers {
   const int64_t *counts, *starts, *limits;
   int64_t batch, pairs, width;
 
@@ -110,18 +115,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> grow_tree_(
       qkv_biases, output_biases, mlp_biases, head_norms, norm, output, outputs, draft_tokens, cos,
       sin, caches, scale, epsilon, width, size, min_probability);
   const int64_t batch = hidden.size(0), pairs = hidden.size(1);
-  std::vector<Tensor> read = read_first(
-      {hidden, embeddings, norm, output, cos, sin, tokens, counts, starts, limits}, written);
+  std::vector<Tensor> read = {hidden, embeddings, norm,   output, cos,
+                              sin,    tokens,     counts, starts, limits};
+  read = read_first(read, written);
   if (draft_tokens) draft_tokens = read_first({*draft_tokens}, written)[0];
   for (size_t i = 0; i < 6; ++i) read[i] = dense(read[i]);
   for (size_t i = 7; i < 10; ++i) read[i] = dense_int64(read[i]);
   const int64_t* const drafted = int64s(draft_tokens);
-  const Numbers numbers = {read[7].const_data_ptr<int64_t>(),
-                           read[8].const_data_ptr<int64_t>(),
-                           read[9].const_data_ptr<int64_t>(),
-                           batch,
-                           pairs,
-                           width};
+  const CallNumbers numbers = {read[7].const_data_ptr<int64_t>(),
+                               read[8].const_data_ptr<int64_t>(),
+                               read[9].const_data_ptr<int64_t>(),
+                               batch,
+                               pairs,
+                               width};
   numbers.check(cos, caches[0]);
   const Ids ids = ids_of(read[6]);
   const auto check_token = [&](const char* name, int64_t token) {

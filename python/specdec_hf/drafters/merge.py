@@ -1,4 +1,4 @@
-"""A prefix tree of several drafted chains: of several drafters, or several of one.
+"""A prefix tree of several drafts: of several drafters, or several of one.
 
 `ChainSource` is one drafter among them: how it is asked and informed.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class TrieDrafter(ComposedDrafter):
-    """Merges the chains of several drafters into one tree.
+    """Merges the drafts of several drafters into one tree.
 
     Chains share the nodes of their common prefix, which is then verified once. Only rules that read
     the draft distribution keep the chains apart: they try a token that was drawn twice two times
@@ -124,11 +124,11 @@ class TrieState(State):
     def propose(self, texts: History, limits: NDArray[np.int64]) -> Draft | None:
         call, most = self.call, self.drafter.size
         drafts = [source.propose(texts, limits) for source in self.sources]
-        given = [draft.tokens for draft in drafts if draft is not None]
-        if not given:
+        drafted = [draft.tokens for draft in drafts if draft is not None]
+        if not drafted:
             return None
         depth, target = int(limits.max()), call.device
-        on_host = self._on_host and all(tokens.device.type == "cpu" for tokens in given)
+        on_host = self._on_host and all(tokens.device.type == "cpu" for tokens in drafted)
         sized = on_host and self.layout.size is not None
         if sized and not reads_draft(call.rule):
             return self._best(drafts, texts, depth)
@@ -136,9 +136,9 @@ class TrieState(State):
         chains = torch.full((len(limits), len(self.drafter.ranks), depth), -1, device=device)
         for draft, chain_range in zip(drafts, self._chain_ranges(), strict=True):
             if draft is not None:
-                drafted = _chains_of(draft)[:, :, :depth]
-                first, (_, count, size) = chain_range.start, drafted.shape
-                chains[:, first : first + count, :size] = drafted.to(device)
+                own = _chains_of(draft)[:, :, :depth]
+                first, (_, count, size) = chain_range.start, own.shape
+                chains[:, first : first + count, :size] = own.to(device)
         if sized:
             chains = torch.from_numpy(self.budget.cut(chains.numpy(), most))
         trie = build_trie(chains, size=most, merge=not reads_draft(call.rule))
@@ -181,9 +181,9 @@ class TrieState(State):
                 for tree, *rows in zip(trees, *(x.tolist() for x in columns), strict=True):
                     tree.add_tree(*rows)
                 continue
-            drafted = _chains_of(draft)[:, :, :depth].numpy()
-            worth = self.budget.worth(drafted.shape[2]).tolist()
-            for b, of_sequence in enumerate(drafted.tolist()):
+            own = _chains_of(draft)[:, :, :depth]
+            worth = self.budget.worth(own.shape[2]).tolist()
+            for b, of_sequence in enumerate(own.tolist()):
                 for k, chain in enumerate(of_sequence, chain_range.start):
                     path = trees[b].add_chain(chain, worth[b][k], first=ranks[k] == 0)
                     paths.append((b, k, path))
@@ -268,7 +268,8 @@ def most_chains(drafter: Drafter, num_proposals: int) -> int:
 class ChainSource:
     """One drafter of a `TrieDrafter` in a call.
 
-    It drafts chains, or a tree on the host, whose paths to leaves become chains.
+    It drafts chains, or a tree on the host. The paths to leaves of a tree without scores become
+    chains.
 
     Args:
         drafter: it drafts ``num_proposals`` chains if it has `Drafter.several`, else one.

@@ -1,4 +1,4 @@
-"""Which nodes of merged chains a tree of limited size keeps: those most likely to be committed."""
+"""Which nodes of merged drafts a tree of limited size keeps: those most likely to be committed."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ class Nodes:
         return path
 
     def add_tree(self, tokens: list[int], parents: list[int], worth: list[float]) -> None:
-        """Add the present nodes of a tree."""
-        numbers = {-1: -1}
+        """Add the present nodes of a tree; none is worth more than its parent, and NaN is 0."""
+        numbers, most = {-1: -1}, {-1: 1.0}
         for n, (token, parent, value) in enumerate(zip(tokens, parents, worth, strict=True)):
             if token >= 0 and parent in numbers:
-                numbers[n] = self.add(numbers[parent], token, value)
+                most[n] = min(value if value > 0 else 0.0, most[parent])
+                numbers[n] = self.add(numbers[parent], token, most[n])
 
 
 class NodeBudget:

@@ -195,12 +195,6 @@ class DraftLengthPolicy:
                     f"on {on}"
                 )
 
-    def holds_back(self) -> bool:
-        """Whether the guard lets nothing be drafted in the next round, whatever it costs."""
-        if holds := self.guard is not None and self.guard.stops and self.guard.pausing:
-            self._held_back += 1
-        return holds
-
     def limits(self, most: NDArray[np.int64]) -> NDArray[np.int64]:
         """[B], how many tokens each sequence may draft in the next round, ``most`` at most."""
         self._limits, self._asked = np.zeros_like(most), False

@@ -137,15 +137,14 @@ class _RoundStart:
 
 def draft_limits(session: Session) -> NDArray[np.int64]:
     """[B], how deep each sequence drafts by budget, context, schedule and guard."""
-    most, policy = np.zeros_like(session.sequences.budgets), session.length_policy
-    nothing = session.drafter is None or session.first_round or policy.holds_back()
-    if not (nothing or _reads_again(session)):
+    most = np.zeros_like(session.sequences.budgets)
+    if not (session.drafter is None or session.first_round or _reads_again(session)):
         # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
         left = session.sequences.budgets - session.new_tokens - 1
         most = np.where(session.history.active, left, 0)
         most[np.isin(session.history.last(1)[:, 0], session.ids_without_position)] = 0
         most = np.minimum(most, _tokens_before_rope_switch(session, most))
-    return policy.limits(most)
+    return session.length_policy.limits(most)
 
 
 def _reads_again(session: Session) -> bool:

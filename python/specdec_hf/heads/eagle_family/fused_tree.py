@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
@@ -17,9 +15,6 @@ from specdec_hf.heads.eagle_family.fused_layer import FusedLayer
 from specdec_hf.runner.protocol import to_device
 from specdec_hf.trees import EagleTree
 from specdec_kernels import PackedHead, grow_tree_
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 def packed_head_of(stepper: HeadStepper) -> PackedHead | None:
@@ -35,7 +30,8 @@ def packed_head_of(stepper: HeadStepper) -> PackedHead | None:
         table = embed.weight.detach()
     if not isinstance(layer, FusedLayer) or layer.layers.layers[0].epsilon != step.norm.eps:
         return None
-    if table.dtype != step.dtype or table.device.type != "cpu":
+    fits = table.dtype == step.dtype and table.device.type == "cpu" and table.is_contiguous()
+    if not fits or int(head.tokens.max()) >= len(table):
         return None
     norm = step.norm.weight.detach().to(step.dtype)
     return PackedHead(layer.layers, table, norm, step.output.packed_weight, head.tokens)
@@ -88,6 +84,3 @@ class FusedTreeState(GrowingTreeState):
     @property
     def joins(self) -> bool:
         return True
-
-    def take(self, b: int, other: Self, index: int) -> None:
-        self.stepper.take(b, other.stepper, index)
