@@ -59,8 +59,7 @@ Extents check_grow_tree(
   SPECDEC_CHECK(min_probability >= 0 && min_probability <= 1,
                 "min_probability must be in [0, 1], got ", min_probability);
   check_entries("size", "the tree", "[B, size]", {batch, size});
-  SPECDEC_CHECK(!norms.empty() && norms[0].dim() == 2 && norms[0].size(0) == 2 &&
-                    norms[0].size(1) == features,
+  SPECDEC_CHECK(!norms.empty() && norms[0].dim() == 2 && norms[0].size(0) == 2,
                 "norms[0] must be [2, C] = [2, ", features,
                 "], of embeddings and hidden states, got ",
                 norms.empty() ? "none" : shape_of(norms[0]));
