@@ -42,7 +42,6 @@ LARGE = [
     chain_case(4, 3, WIDE, torch.bfloat16, draft="sampled", filters="scalar", layout="ragged"),
 ]  # fmt: skip
 CASES = [*(case for op in OPS for case in proofs.cases(op, heavy=True)), *LARGE]
-SOME = [*CASES[:: max(1, len(CASES) // 40)], *LARGE]
 VARIED = {
     op: [*[c for c in proofs.cases(op) if c.rows > 1][:4], *[c for c in LARGE if c.op == op]]
     for op in OPS

@@ -18,7 +18,6 @@ from device.on_device import (
 )
 from proofs import assert_outputs_close, tree_case
 
-from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
 
 bf16 = torch.bfloat16
@@ -31,7 +30,6 @@ LARGE = [
     tree_case(4, 16, WIDE, bf16, "target_only", filters="scalar", layout="ragged"),
 ]
 SMALL = proofs.cases("verify_tree", heavy=True)
-OF_RULES = [next(c for c in SMALL if c.id.count(rule) and c.rows > 1) for rule in TREE_RULES]
 NAMES = [n for n in PROVIDERS if n == "cuda"]  # Triton has no kernels of trees
 EACH = [pytest.param(n, c, id=f"{n}-{c}") for n in NAMES for c in [*SMALL, *LARGE]]
 SOME = [pytest.param(n, c, id=f"{n}-{c}") for n in NAMES for c in LARGE]
