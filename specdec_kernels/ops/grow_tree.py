@@ -1,6 +1,6 @@
 """A draft tree of EAGLE-2 that a head of EAGLE-3 grows on the CPU, in one call.
 
-One call replaces those of PyTorch between the levels, which take longer than a small head's forward.
+One call replaces those between the levels, which take longer than a small head's forward.
 """
 
 from __future__ import annotations
