@@ -393,11 +393,14 @@ def certain_rows(*tokens, kind):
     return rows if kind == "probs" else rows.log()
 
 
-@pytest.mark.parametrize("kind", ["logits", "probs"])
+@pytest.mark.parametrize("kind", ["logits", "probs", "masked"])
 @by_provider
 def test_a_draft_that_neither_model_can_draw_has_acceptance_probability_0(name, kind):
-    """P(x) = Q(x) = 0."""
+    """P(x) = Q(x) = 0, also where both mask x by the smallest float, as Transformers does."""
+    masked, kind = kind == "masked", kind.replace("masked", "logits")
     target, q = certain_rows(0, 0, kind=kind), certain_rows(1, kind=kind)
+    if masked:
+        target, q = (x.clamp(min=torch.finfo(x.dtype).min) for x in (target, q))
     for rule in RULES_READING_DRAFT:
         got = decided(name, target, one(2), q, kind=kind, rule=rule, uniforms=u(0.0, 0.5))
         assert (got.tokens, got.accept_probs.tolist(), got.status) == ([[0, -1]], [[0]], [0])
@@ -469,7 +472,8 @@ def test_ids_stay_in_the_vocabulary_for_data_of_every_kind(rule, kind, form):
     args = ChainArguments(*case.args())
     for x in (args.target, args.draft, args.draft_logsumexp, args.draft_threshold):
         if x is not None:
-            spoil(x, torch.tensor([NAN, INF, -INF, 20.0, -20.0, 1e-45]), 0.01, g)
+            far = 3e38 if kind == "logits" else 20.0
+            spoil(x, torch.tensor([NAN, INF, -INF, far, -far, 1e-45]), 0.01, g)
     for x in (args.draft_token_ids, args.draft_ids):
         if x is not None:
             spoil(x, torch.arange(-3, v + 9), 0.1, g)

@@ -29,11 +29,16 @@ SPECDEC_HD inline Acceptance accept_ratio(double u, double p_x, double q_x) {
   return {u * q_x < p_x, p_x == 0 ? 0 : p_x / q_x};
 }
 
-// The same test on logarithms, for distributions that are given as logits: small probabilities do
-// not underflow. Where P(x) and Q(x) are both 0 the difference is NaN, and x is rejected.
+// A probability whose logarithm is not above this is 0 in a double. Masks of large negative numbers
+// in the place of -inf give such logarithms.
+constexpr double kLogOfZero = -745.13321910194122;
+
+// The same test on logarithms, for distributions that are given as logits: the ratio of two small
+// probabilities has all its digits.
 SPECDEC_HD inline Acceptance accept_log_ratio(double u, double log_p, double log_q) {
+  if (!(log_p > kLogOfZero)) return {false, 0};
   const double log_ratio = log_p - log_q;
-  return {log_of(u) < log_ratio, log_p == -INFINITY ? 0 : exp_of(fmin(0.0, log_ratio))};
+  return {log_of(u) < log_ratio, exp_of(fmin(0.0, log_ratio))};
 }
 
 // The ratio test of a drafted token. `direct` says that the target row holds the probabilities:
@@ -50,7 +55,7 @@ SPECDEC_HD inline double probability_ratio(double p_x, double q_x) {
   return p_x > 0 ? p_x / q_x : 0;
 }
 SPECDEC_HD inline double probability_ratio_of_logs(double log_p, double log_q) {
-  return log_p > -INFINITY ? exp_of(log_p - log_q) : 0;
+  return log_p > kLogOfZero ? exp_of(log_p - log_q) : 0;
 }
 
 // P(x) / Q(x) of a drafted token; the arguments are those of `accept_draft` without u and scale.

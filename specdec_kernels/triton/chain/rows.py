@@ -74,6 +74,8 @@ from .sequence import (
     stats_of,
 )
 
+LOG_OF_ZERO = tl.constexpr(-745.13321910194122)  # a probability of this logarithm is 0 in float64
+
 
 @launch.kernel("target", *DRAFT_ROWS)
 def tile_statistics(
@@ -170,7 +172,7 @@ def accept_near_maximum(row, x, best, v, lenience, PROBS: tl.constexpr):
 @triton.jit
 def ratio(p_x, q_x, logprob, log_q_x, direct, PROBS: tl.constexpr, DRAFT: tl.constexpr):
     """P(x) / Q(x), float64; 0 where P(x) is 0, whatever Q(x)."""
-    out = tl.where(logprob > -INF, tl.exp(logprob - log_q_x), 0.0)
+    out = tl.where(logprob > LOG_OF_ZERO, tl.exp(logprob - log_q_x), 0.0)
     if PROBS and DRAFT != SAMPLED:
         # Both probabilities were given: their logarithms would add rounding errors.
         quotient = tl.where(q_x > 0, p_x / tl.where(q_x > 0, q_x, 1.0), INF)
@@ -313,7 +315,7 @@ def summarize_rows(
                     accept_prob = ratio(p_x, q_x, logprob, log_q_x, params.direct, PROBS, DRAFT)
                     if RULE != BLOCK_RULE:
                         u = row_uniform(call, b, i, i, ACCEPT)
-                        accepted = log64(u) < logprob - log_q_x
+                        accepted = (logprob > LOG_OF_ZERO) & (log64(u) < logprob - log_q_x)
                         if PROBS and DRAFT != SAMPLED:
                             accepted = tl.where(params.direct, u * q_x < p_x, accepted)
                         accept_prob = tl.minimum(accept_prob, 1.0)
