@@ -53,12 +53,12 @@ def test_a_weight_that_was_changed_is_no_longer_multiplied_as_blocks(file):
     assert torch.equal(texts(model)[0], texts(copy.deepcopy(model))[0])
 
 
-@pytest.mark.parametrize("products", ["amx_bf16", "floats"])
+@pytest.mark.parametrize("products", ["amx_bf16", "avx512_bf16", "floats"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_16_bits_are_packed_as_they_are_but_with_amx(file, dtype, products, monkeypatch):
+def test_weights_of_16_bits_are_blocks_only_where_the_processor_multiplies_bfloat16(file, dtype, products, monkeypatch):
     monkeypatch.setattr("specdec_hf.runner.packed.blocks.bfloat16_products", lambda: products)
     model, blocks = load_model(file, dtype=dtype), 13 if blocks_pay(dtype) else 0
-    assert blocks_pay(dtype) == (dtype == torch.bfloat16 and products == "amx_bf16")
+    assert blocks_pay(dtype) == (dtype == torch.bfloat16 and products != "floats")
     for k in (33, 34, 36):  # rows of no whole words, and no tensor of the file
         assert record_of(model).blocks.pack(torch.randn(3, k + 1).to(dtype)[:, 1:].clone()) is None
     sequences, stats = texts(model)

@@ -75,10 +75,7 @@ struct BFloat16Pairs : BFloat16 {
   static constexpr bool kWidens = false, kPairs = true;
 
   static V weights(const uint16_t* step, int, int r) { return load<V>(step + 2 * r * kLanes); }
-  static V add(V sum, V weights, const uint16_t* x) {
-    return (V)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights,
-                               (__m512bh)_mm512_set1_epi32(load<int32_t>(x)));
-  }
+  static V add(V sum, V weights, const uint16_t* x) { return add_pairs(sum, weights, x); }
 };
 #endif
 
@@ -303,6 +300,9 @@ void multiply(const PackedLinearParams& p, const void* rows, int64_t begin, int6
         }
       }
       if constexpr (Type::kPairs) {
+        if (p.rows <= kFewRowsOfPairs) {
+          return of_blocks.multiply_pairs[p.rows - 1](x, size, panel, inputs, totals);
+        }
         of_blocks.unpack_pairs(panel, inputs, wide);
         multiply_as(Type(), wide);
       } else {

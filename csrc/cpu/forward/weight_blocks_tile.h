@@ -163,30 +163,58 @@ void unpack_blocks(const char* from, int64_t inputs, float* out) {
 }
 
 #if defined(__AVX512BF16__)
+// Adds the processor's own products of weights with the pair of inputs at x.
+inline V add_pairs(V sum, V weights, const uint16_t* x) {
+  return (V)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights,
+                             (__m512bh)_mm512_set1_epi32(load<int32_t>(x)));
+}
+
+// The weights of a panel of bfloat16: those of two inputs side by side in each lane.
+class Pairs {
+ public:
+  Pairs() {
+    alignas(64) uint16_t order[32];
+    for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
+    interleave_ = load<__m512i>(order);
+  }
+  V operator()(V first, V second) const {
+    const auto rounded = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    return (V)_mm512_maskz_permutexvar_epi16(~0u, interleave_, rounded);
+  }
+
+ private:
+  __m512i interleave_;
+};
+
+// As `Blocks::each_input`, but f(the second input of a pair, pairs of both registers).
+template <class Format, class F, class G>
+inline void each_pair(Format& blocks, const Pairs& pairs, F&& f, G&& g) {
+  V first[2];
+  blocks.each_input(
+      [&](int64_t k, V w0, V w1) {
+        if (k % 2 == 0) {
+          first[0] = w0;
+          first[1] = w1;
+        } else {
+          f(k, pairs(first[0], w0), pairs(first[1], w1));
+        }
+      },
+      g);
+}
+
 // The same as a panel of bfloat16, for the products of pairs.
 template <WeightFormat kFormat>
 void unpack_pairs(const char* from, int64_t inputs, void* out) {
   using Format = Blocks<kFormat>;
-  alignas(64) uint16_t order[32];
-  for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
-  const __m512i interleave = load<__m512i>(order);
+  const Pairs pairs;
   Format blocks(from);
   auto* to = static_cast<char*>(out);
-  V first[2];
   for (int64_t done = 0; done < inputs; done += Format::kBlock.inputs) {
-    blocks.each_input(
-        [&](int64_t k, V w0, V w1) {
-          const V weights[2] = {w0, w1};
-          for (int r = 0; r < 2; ++r) {
-            if (k % 2 == 0) {
-              first[r] = weights[r];
-            } else {
-              const auto rounded =
-                  (__m512i)_mm512_cvtne2ps_pbh((__m512)weights[r], (__m512)first[r]);
-              store(to + (k / 2 * 2 + r) * kRegister,
-                    _mm512_maskz_permutexvar_epi16(~0u, interleave, rounded));
-            }
-          }
+    each_pair(
+        blocks, pairs,
+        [&](int64_t k, V p0, V p1) {
+          store(to + (k - 1) * kRegister, p0);
+          store(to + k * kRegister, p1);
         },
         [](int64_t) {});
     to += Format::kBlock.inputs * kRegister;
@@ -197,14 +225,37 @@ template <WeightFormat kFormat>
 constexpr void (*unpack_pairs)(const char*, int64_t, void*) = nullptr;
 #endif
 
+// Sums of M rows with both registers of a panel, in the order of panels of floats.
+template <int M>
+struct RowSums {
+  V sums[M][2] = {}, run[M][2] = {};
+
+  void end_run() {
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 2
+      for (int r = 0; r < 2; ++r) {
+        sums[m][r] += run[m][r];
+        run[m][r] = V{};
+      }
+    }
+  }
+  void add_to(V (*totals)[2]) const {
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      for (int r = 0; r < 2; ++r) totals[m][r] += sums[m][r];
+    }
+  }
+};
+
 // Adds to `totals` the products of M rows of floats with `inputs` inputs of one panel, at most a
-// block, in the order of panels of floats. Few rows leave time to unpack weights between products.
+// block. Few rows leave time to unpack weights between products.
 template <WeightFormat kFormat, int M>
 void multiply_blocks(const float* x, int64_t stride, const char* from, int64_t inputs,
                      V (*totals)[2]) {
   using Format = Blocks<kFormat>;
   Format blocks(from);
-  V sums[M][2] = {}, run[M][2] = {};
+  RowSums<M> rows;
   for (const float* end = x + inputs; x < end; x += Format::kBlock.inputs) {
     blocks.prefetch();
     blocks.each_input(
@@ -212,45 +263,71 @@ void multiply_blocks(const float* x, int64_t stride, const char* from, int64_t i
 #pragma GCC unroll 8
           for (int m = 0; m < M; ++m) {
             const V input = every_lane(x[m * stride + k]);
-            run[m][0] = multiply_add(w0, input, run[m][0]);
-            run[m][1] = multiply_add(w1, input, run[m][1]);
+            rows.run[m][0] = multiply_add(w0, input, rows.run[m][0]);
+            rows.run[m][1] = multiply_add(w1, input, rows.run[m][1]);
           }
         },
-        [&](int64_t) {
-#pragma GCC unroll 8
-          for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 2
-            for (int r = 0; r < 2; ++r) {
-              sums[m][r] += run[m][r];
-              run[m][r] = V{};
-            }
-          }
-        });
+        [&](int64_t) { rows.end_run(); });
   }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) {
-    for (int r = 0; r < 2; ++r) totals[m][r] += sums[m][r];
-  }
+  rows.add_to(totals);
 }
 
+#if defined(__AVX512BF16__)
+// The same for rows of bfloat16.
+template <WeightFormat kFormat, int M>
+void multiply_pairs(const uint16_t* x, int64_t stride, const char* from, int64_t inputs,
+                    V (*totals)[2]) {
+  using Format = Blocks<kFormat>;
+  const Pairs pairs;
+  Format blocks(from);
+  RowSums<M> rows;
+  for (const uint16_t* end = x + inputs; x < end; x += Format::kBlock.inputs) {
+    blocks.prefetch();
+    each_pair(
+        blocks, pairs,
+        [&](int64_t k, V p0, V p1) {
+#pragma GCC unroll 8
+          for (int m = 0; m < M; ++m) {
+            rows.run[m][0] = add_pairs(rows.run[m][0], p0, x + m * stride + k - 1);
+            rows.run[m][1] = add_pairs(rows.run[m][1], p1, x + m * stride + k - 1);
+          }
+        },
+        [&](int64_t) { rows.end_run(); });
+  }
+  rows.add_to(totals);
+}
+#else
+template <WeightFormat kFormat, int M>
+constexpr void (*multiply_pairs)(const uint16_t*, int64_t, const char*, int64_t,
+                                 V (*)[2]) = nullptr;
+#endif
+
 // More rows take less time on weights that are unpacked once.
-constexpr int64_t kFewRows = kLanes == 16 ? 8 : 2;
+constexpr int64_t kFewRows = kLanes == 16 ? 8 : 2, kFewRowsOfPairs = 2;
 
 struct BlockKernels {
   UnpackBlocks unpack;
   void (*unpack_pairs)(const char* from, int64_t inputs, void* out);
+  // By the number of rows.
   void (*multiply[kFewRows])(const float* x, int64_t stride, const char* from, int64_t inputs,
-                             V (*totals)[2]);  // by the number of rows
+                             V (*totals)[2]);
+  void (*multiply_pairs[kFewRowsOfPairs])(const uint16_t* x, int64_t stride, const char* from,
+                                          int64_t inputs, V (*totals)[2]);
 };
 
-template <WeightFormat kFormat, int... kRows>
-constexpr BlockKernels block_kernels(std::integer_sequence<int, kRows...>) {
-  return {unpack_blocks<kFormat>, unpack_pairs<kFormat>, {multiply_blocks<kFormat, kRows + 1>...}};
+template <WeightFormat kFormat, int... kRows, int... kRowsOfPairs>
+constexpr BlockKernels block_kernels(std::integer_sequence<int, kRows...>,
+                                     std::integer_sequence<int, kRowsOfPairs...>) {
+  return {unpack_blocks<kFormat>,
+          unpack_pairs<kFormat>,
+          {multiply_blocks<kFormat, kRows + 1>...},
+          {multiply_pairs<kFormat, kRowsOfPairs + 1>...}};
 }
 
 template <WeightFormat kFormat>
 constexpr BlockKernels block_kernels() {
-  return block_kernels<kFormat>(std::make_integer_sequence<int, kFewRows>());
+  return block_kernels<kFormat>(std::make_integer_sequence<int, kFewRows>(),
+                                std::make_integer_sequence<int, kFewRowsOfPairs>());
 }
 
 // In the order of WeightFormat; null for floats.

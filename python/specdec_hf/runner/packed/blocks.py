@@ -141,9 +141,10 @@ def _bits_of(weight: torch.Tensor) -> torch.Tensor:
 def blocks_pay(dtype: torch.dtype) -> bool:
     """Whether rows of a dtype are multiplied by blocks sooner than by panels, however many.
 
-    Rounding unpacked numbers to bfloat16 costs less than the bytes that it saves on AMX alone.
+    Rounding unpacked numbers to bfloat16 costs more than the bytes that it saves where the processor
+    has no instruction for it.
     """
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and bfloat16_products() == "amx_bf16")
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bfloat16_products() != "floats")
 
 
 def rounded_to_int8(weight: torch.Tensor) -> PackedLinear | None:
