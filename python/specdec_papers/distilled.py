@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from specdec_hf.arguments import check_integer, check_number
+from specdec_hf.drafters.chain import ChainState
 from specdec_hf.drafters.kept_texts import note_earlier_calls
-from specdec_hf.drafters.model import ChainState, ModelDrafter
+from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.call import DrafterCall, reads_draft
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Needs, Rejections, Round, State

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from specdec_hf.arguments import check_integer, split_options
-from specdec_hf.drafters.model import ChainState, DraftModel, ModelDrafter, own_sampling
+from specdec_hf.drafters.chain import ChainState
+from specdec_hf.drafters.model import DraftModel, ModelDrafter, own_sampling
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.drafter import State
 from specdec_hf.drafting.layer_numbers import check_first_layers

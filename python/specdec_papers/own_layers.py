@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from specdec_hf.arguments import check_integer, shown
-from specdec_hf.drafters.model import ChainState, Stepper, room_in
+from specdec_hf.drafters.chain import ChainState, Stepper, room_in
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import (

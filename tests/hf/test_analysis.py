@@ -54,7 +54,7 @@ def measured_by(positions, *, greedy=False):
 
 def test_alpha_of_a_model_is_that_of_two_plain_forwards():
     model, text = text_of(FILTERED)
-    drafter = hf_models.perturbed("llama", 0.3)
+    drafter = hf_models.held_by_int8(hf_models.perturbed("llama", 0.3))
     measured = measured_by(replay(ModelDrafter(drafter), model, text, FILTERED))
 
     def probs(logits):
@@ -117,7 +117,7 @@ def test_a_drafter_does_not_see_the_text_that_follows():
 def test_the_targets_token_is_among_the_k_likeliest_of_the_drafter():
     """SpecInfer's table for greedy decoding, and lenience before the argmax."""
     model, text = text_of(GREEDY)
-    drafter = hf_models.perturbed("llama", 0.5)
+    drafter = hf_models.held_by_int8(hf_models.perturbed("llama", 0.5))
     measured = measured_by(replay(ModelDrafter(drafter), model, text, GREEDY), greedy=True)
     drafted, p = rows_of(drafter, text).argmax(-1), rows_of(model, text).softmax(-1)
     share = p[torch.arange(24), drafted] / p.amax(-1)

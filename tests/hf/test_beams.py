@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from specdec_hf import generate
+from specdec_hf import ModelDrafter, generate
 from support import hf_models
 from support.hf_models import Recorder
 from transformers import (
@@ -152,7 +152,7 @@ def test_drafted_beams_do_not_end():
 
 def test_drafts_end_where_the_context_of_the_draft_model_does():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 12))
-    drafter = hf_models.build("llama", context=20)
+    drafter = ModelDrafter(hf_models.build("llama", context=20), draft_weights="float")
     got = search(model, inputs, drafter, settings(2), gamma=4, num_assistant_beams=2)
     # The longer text has 13 tokens after the round of the prompt, then 18, then 21.
     assert got.stats.gammas == [0, 2 * 4, 2 * 2, *[0] * 6]

@@ -19,7 +19,7 @@ VOCAB = cli_models.END + 1
 @pytest.fixture(scope="module")
 def models():
     target = hf_models.build("llama", vocab_size=VOCAB)
-    return target, hf_models.with_noise(target, 0.1)
+    return target, hf_models.held_by_int8(hf_models.with_noise(target, 0.1))
 
 
 def explained(models, rule, sampling=SAMPLING, tokenizer=None, **options):

@@ -5,12 +5,13 @@ import copy
 import gguf
 import pytest
 import torch
-from specdec_hf import generate, load_gguf, pack_
+from specdec_hf import EagleTree, ModelDrafter, generate, load_gguf, pack_
 from specdec_hf.model_files import load_model
 from specdec_hf.model_paths import MissingModelError
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.packed.blocks import BlockFile, blocks_pay, rounded_to_int8
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
+from support import hf_models
 from support.cli_models import write_gguf
 from support.hf_models import decode, decode_as_generate
 
@@ -55,7 +56,9 @@ def test_a_weight_that_was_changed_is_no_longer_multiplied_as_blocks(file):
 
 @pytest.mark.parametrize("products", ["amx_bf16", "avx512_bf16", "floats"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_16_bits_are_blocks_only_where_the_processor_multiplies_bfloat16(file, dtype, products, monkeypatch):
+def test_weights_of_16_bits_are_blocks_only_where_the_processor_multiplies_bfloat16(
+    file, dtype, products, monkeypatch
+):
     monkeypatch.setattr("specdec_hf.runner.packed.blocks.bfloat16_products", lambda: products)
     model, blocks = load_model(file, dtype=dtype), 13 if blocks_pay(dtype) else 0
     assert blocks_pay(dtype) == (dtype == torch.bfloat16 and products != "floats")
@@ -124,6 +127,27 @@ def test_a_head_drafts_on_weights_rounded_to_int8(file):
     for other in (weight.half(), weight[:, :33].contiguous(), weight * 1e38, weight / 0):
         assert rounded_to_int8(other) is None
     assert (rounded_to_int8(weight.bfloat16()) is not None) == blocks_pay(torch.bfloat16)
+
+
+def test_a_draft_model_drafts_on_weights_rounded_to_int8():
+    """They are its own: those of the target, or of a file's blocks, stay as they are."""
+    target, draft = hf_models.tiny("llama"), hf_models.perturbed("llama", 0.1)
+
+    def drafted(drafter, **settings):
+        output = decode(target, (9, 4), drafter=drafter, guard=False, **settings)
+        (packed,) = output.stats.packed.drafts
+        return output.sequences.tolist(), output.stats.acceptance_histogram, packed.blocks
+
+    floats, sampled = ModelDrafter(draft, draft_weights="float"), {"do_sample": True, "seed": 3}
+    assert drafted(draft)[0] == drafted(floats)[0]
+    *rounded, blocks = drafted(draft, **sampled)
+    assert (rounded != drafted(floats, **sampled)[:2], blocks > 9) == (True, True)
+    held = ModelDrafter(hf_models.held_by_int8(copy.deepcopy(draft)), draft_weights="float")
+    assert drafted(held, **sampled) == (*rounded, 0)
+    assert drafted(draft, tree=EagleTree(8, 2, 2))[2] == blocks
+    assert drafted("layers:1")[2] == 0
+    with pytest.raises(ValueError, match="draft_weights must be int8 or float, got 'int4'"):
+        ModelDrafter(draft, draft_weights="int4")
 
 
 @pytest.mark.full

@@ -201,7 +201,7 @@ def write_folder(path: Path, template: str | None = TEMPLATE, **settings: int) -
 
 def write_encoder_decoder(path: Path, name: str = "t5", seed: int | None = None) -> Path:
     """A folder of a tiny encoder-decoder, whose tokenizer has no chat template."""
-    hf_models.encoder_decoder(name, END + 1, seed).save_pretrained(path)
+    hf_models.held_by_int8(hf_models.encoder_decoder(name, END + 1, seed)).save_pretrained(path)
     tokenizer(None).save_pretrained(path)
     return path
 

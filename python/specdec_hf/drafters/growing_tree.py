@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.model import DraftModel, Stepper
+from specdec_hf.drafters.chain import Stepper
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Draft, Drafter, Round, State
@@ -179,27 +179,3 @@ class GrowingTreeState(State):
 
     def take(self, b: int, other: Self, index: int) -> None:
         self.stepper.take(b, other.stepper, index)
-
-
-class ModelTreeDrafter(GrowingTreeDrafter):
-    """A draft model whose trees grow so.
-
-    Args:
-        model: the draft model. Neither it nor its configs are changed.
-        layout: size of the tree.
-    """
-
-    name = "model"
-
-    def __init__(self, model: Any, layout: EagleTree) -> None:
-        super().__init__(layout)
-        self.model = model
-
-    def begin(self, call: DrafterCall) -> State:
-        """Check the vocabulary and make an empty cache.
-
-        Raises:
-            ValueError: a draft model that does not fit; see `DraftModel`.
-        """
-        stepper = DraftModel(self.model, call_for_tree(call, self.layout), "spec", tree=True)
-        return GrowingTreeState(call, self.layout, stepper)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from specdec_hf.drafters.composed import ComposedDrafter
-from specdec_hf.drafters.growing_tree import ModelTreeDrafter
 from specdec_hf.drafters.merge import TrieDrafter
-from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.model import ModelDrafter, ModelTreeDrafter
 from specdec_hf.drafters.tree_model import TreeModelDrafter
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.trees import EagleTree, Layout, TrieTree
@@ -48,7 +47,7 @@ def tree_drafter(resolved: list[Drafter], layout: Layout, named: str) -> Drafter
                 "drafter must have no sampling parameters of its own with tree=EagleTree, which "
                 f"draws nothing, got {dict(models[0].sampling)}"
             )
-        return ModelTreeDrafter(models[0].model, layout)
+        return ModelTreeDrafter(models[0].model, layout, models[0].draft_weights)
     if all(one.is_model for one in drafters):
         return TreeModelDrafter(drafters, layout)
     if len(drafters) == 1 and drafters[0].several:

@@ -140,11 +140,11 @@ def _at(states: list[torch.Tensor], columns: NDArray[np.int64]) -> torch.Tensor:
     joined, size = torch.cat(states, dim=-1), columns.shape[1]
     if (columns == np.arange(size)).all():
         return joined[:, :size]
-    # Indices of both dimensions would wake PyTorch's threads for two tokens, and then those wait
-    # for milliseconds beside the threads of the next forward.
+    # Two indices would wake PyTorch's threads, which then spin beside those of the next forward.
     first = joined.shape[1] * np.arange(len(columns))[:, None]
     rows = to_device((first + columns.clip(0)).flatten(), joined.device)
-    return joined.flatten(0, 1).index_select(0, rows).unflatten(0, columns.shape)
+    taken: torch.Tensor = joined.flatten(0, 1).index_select(0, rows)
+    return taken.view(*columns.shape, -1)
 
 
 def _first(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

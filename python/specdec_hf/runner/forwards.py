@@ -129,10 +129,10 @@ def compiles_on(device: torch.device) -> bool:
 Packing = tuple[PackedModel | None, PackedStats | None]
 
 
-def pack_for(model: Any, compile: bool | None) -> Packing:
-    """The packed model of a model, and what to report; see `Options.compile`."""
+def pack_for(model: Any, compile: bool | None, *, rounded: bool = False) -> Packing:
+    """What `pack_for_call` gives where a model is packed; see `Options.compile`."""
     if model.device.type != "cpu":
-        record_of(model).packed = None  # it would keep the weights that were on the CPU
+        record_of(model).packed.clear()  # it would keep the weights that were on the CPU
     if compile is False or compiles_on(model.device):
         return None, None
-    return pack_for_call(model)
+    return pack_for_call(model, rounded=rounded)

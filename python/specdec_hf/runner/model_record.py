@@ -13,7 +13,7 @@ class ModelRecord:
 
     Attributes:
         compiled: its `CompiledForward`, or the `CompiledStep` of a head.
-        packed: its `PackedModel`, or each `PackedStep` of a head, by whether it is rounded.
+        packed: each `PackedModel`, or `PackedStep` of a head, by whether it is rounded.
         blocks: the `BlockFile` that it was read from.
         digest: the state of its weights, and their digest.
         agreement: (key of a shipped head and of the weights, the share of tokens they agree on).
@@ -25,7 +25,7 @@ class ModelRecord:
     """
 
     compiled: Any = None
-    packed: Any = None
+    packed: dict[bool, Any] = field(default_factory=dict)
     blocks: Any = None
     digest: tuple[Any, str] | None = None
     agreement: tuple[Any, float | None] | None = None

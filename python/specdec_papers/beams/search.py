@@ -266,7 +266,8 @@ class BeamSearch:
             ),
         )  # fmt: skip
         self.stats.tree = f"{self.width} beams"
-        return DraftModel(drafter.model, call, drafter.cache_kind, tree=True)
+        weights = drafter.draft_weights
+        return DraftModel(drafter.model, call, drafter.cache_kind, tree=True, draft_weights=weights)
 
     @torch.inference_mode()
     def run_round(self) -> None:

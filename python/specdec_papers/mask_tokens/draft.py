@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from specdec_hf.drafters.model import ChainState
+from specdec_hf.drafters.chain import ChainState
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Draft

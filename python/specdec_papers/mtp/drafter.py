@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from specdec_hf.drafters.chain import ChainState
 from specdec_hf.drafters.growing_tree import (
     GrowingTreeDrafter,
     GrowingTreeState,
     call_for_tree,
 )
-from specdec_hf.drafters.model import ChainState
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS
 from specdec_hf.heads.placed import HeadDrafter, PlacedHead, check_sizes

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.model import Stepper, note_ropes, room_in
+from specdec_hf.drafters.chain import DRAFT_WEIGHTS, Stepper, note_ropes, room_in
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Cost
@@ -20,8 +20,6 @@ from specdec_hf.heads.eagle_family.step import PairStep, packed_step, takes
 from specdec_hf.runner.forwards import CompileStats, compiles_on
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, Lengths, context_length, to_device
 from specdec_kernels import tree_attention
-
-DRAFT_WEIGHTS = ("int8", "float")  # the first is the default
 
 
 class Pairs(NamedTuple):
@@ -190,8 +188,7 @@ class HeadStepper(PairStepper):
         head, call: as in `StatesStepper`.
         full_vocabulary: whether logits are those of the target's vocabulary, -inf where the head
             cannot draft a token, or of the draft vocabulary.
-        draft_weights: "int8": where packed weights in float32 are multiplied, they are rounded to
-            int8 in blocks of 32, which take 3.8 times fewer bytes. "float": as they are.
+        draft_weights: see `DraftModel`.
 
     Raises:
         ValueError: a target of other sizes than those that the head was trained for.

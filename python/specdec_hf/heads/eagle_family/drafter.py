@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from specdec_hf.arguments import shown
+from specdec_hf.drafters.chain import DRAFT_WEIGHTS, ChainState, checked_draft_weights
 from specdec_hf.drafters.growing_tree import (
     GrowingTreeDrafter,
     GrowingTreeState,
     call_for_tree,
 )
-from specdec_hf.drafters.model import ChainState
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS
-from specdec_hf.heads.eagle_family.draft import DRAFT_WEIGHTS, HeadStepper
+from specdec_hf.heads.eagle_family.draft import HeadStepper
 from specdec_hf.heads.eagle_family.head import PairHead
 from specdec_hf.heads.placed import HeadDrafter, PlacedHead
 from specdec_hf.trees import EagleTree
@@ -28,8 +27,7 @@ class PairTreeDrafter(HeadDrafter[P], GrowingTreeDrafter):
     Args:
         head: as in `HeadDrafter`, with the same errors.
         layout: size of the tree, which grows as EAGLE-2's does.
-        draft_weights: "int8" or "float", see `HeadStepper`. The drafts of a tree are its likeliest
-            tokens, which the text's distribution does not depend on.
+        draft_weights: "int8" or "float", see `DraftModel`.
     """
 
     def __init__(
@@ -37,7 +35,7 @@ class PairTreeDrafter(HeadDrafter[P], GrowingTreeDrafter):
         draft_weights: str = DRAFT_WEIGHTS[0],
     ) -> None:  # fmt: skip
         super().__init__(head)
-        self.draft_weights = _checked(draft_weights)
+        self.draft_weights = checked_draft_weights(draft_weights)
         GrowingTreeDrafter.__init__(self, EagleTree() if layout is None else layout)
 
     def state_with(self, head: P, call: DrafterCall) -> GrowingTreeState:
@@ -57,8 +55,7 @@ class PairChainDrafter(HeadDrafter[P]):
 
     Args:
         head: as in `HeadDrafter`, with the same errors.
-        draft_weights: as in `PairTreeDrafter`. Each draft comes with the distribution that it was
-            drawn from, so the text's stays the target's with either.
+        draft_weights: as in `PairTreeDrafter`.
     """
 
     draws = True
@@ -68,15 +65,8 @@ class PairChainDrafter(HeadDrafter[P]):
         self, head: P | PlacedHead[P] | str | Path, draft_weights: str = DRAFT_WEIGHTS[0]
     ) -> None:
         super().__init__(head)
-        self.draft_weights = _checked(draft_weights)
+        self.draft_weights = checked_draft_weights(draft_weights)
 
     def state_with(self, head: P, call: DrafterCall) -> ChainState:
         stepper = HeadStepper(head, call, full_vocabulary=True, draft_weights=self.draft_weights)
         return ChainState(call, stepper)
-
-
-def _checked(draft_weights: str) -> str:
-    if draft_weights not in DRAFT_WEIGHTS:
-        listed = " or ".join(DRAFT_WEIGHTS)
-        raise ValueError(f"draft_weights must be {listed}, got {shown(draft_weights)}")
-    return draft_weights

@@ -250,7 +250,6 @@ def packed_step(
         note: told why the head drafts on its own weights.
     """
     record, started = record_of(head), time.perf_counter()
-    record.packed = record.packed or {}
     known = rounded in record.packed
     try:
         if not known:

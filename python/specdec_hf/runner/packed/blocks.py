@@ -141,8 +141,8 @@ def _bits_of(weight: torch.Tensor) -> torch.Tensor:
 def blocks_pay(dtype: torch.dtype) -> bool:
     """Whether rows of a dtype are multiplied by blocks sooner than by panels, however many.
 
-    Rounding unpacked numbers to bfloat16 costs more than the bytes that it saves where the processor
-    has no instruction for it.
+    Where the processor has no instruction for it, rounding unpacked numbers to bfloat16 costs more
+    than the bytes that it saves.
     """
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bfloat16_products() != "floats")
 

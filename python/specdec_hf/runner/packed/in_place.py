@@ -132,7 +132,7 @@ def pack_(model: Any) -> PackedStats:
     if reason is not None:
         raise ValueError(f"{type(model).__name__} cannot be packed: {reason}")
     record = record_of(model)
-    record.packed = None
+    record.packed.clear()
     others: dict[nn.Module, None] = {}
     # A layer goes with its weight as soon as no module has it.
     pack = partial(_pack, record.blocks)
