@@ -13,23 +13,15 @@ SIZES = [(p, n) for p in ALL_PROVIDERS for n in (4, 40, 5000) if p != "triton" o
 
 @pytest.mark.parametrize(("name", "n"), SIZES)
 def test_top_p_is_reached_by_a_sum_that_equals_it(name, n):
-    """Half of 2n equal weights is p = .5 to the last bit: no token more survives.
+    """Half of 2n equal weights is p = .5 to the last bit, also where top-k keeps n of them.
 
     Up to 4,096 survivors are listed on the CPU; more take a selection by radix.
     """
     logits = torch.randperm(2 * n, generator=torch.Generator().manual_seed(n)).float()[None]
-    out = sample(provider("sample", name), logits, temperature=HOT, top_p=0.5)
-    assert float(out[3]) == n  # the logits n to 2n-1
-    assert math.isclose(float(out[2]), math.log(n), rel_tol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "n"), SIZES)
-def test_top_p_takes_its_part_of_what_top_k_kept(name, n):
-    """Top-k keeps n of 2n equal weights, and p = .5 half of these."""
-    logits = torch.randperm(2 * n, generator=torch.Generator().manual_seed(n)).float()[None]
-    out = sample(provider("sample", name), logits, temperature=HOT, top_k=n, top_p=0.5)
-    assert float(out[3]) == 2 * n - n // 2
-    assert math.isclose(float(out[2]), math.log(n // 2), rel_tol=1e-6)
+    for top_k, kept in ((0, n), (n, n // 2)):
+        out = sample(provider("sample", name), logits, temperature=HOT, top_k=top_k, top_p=0.5)
+        assert float(out[3]) == 2 * n - kept  # the likeliest, whose logits end at 2n-1
+        assert math.isclose(float(out[2]), math.log(kept), rel_tol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "n"), SIZES)
