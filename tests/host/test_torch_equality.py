@@ -8,7 +8,7 @@ import proofs
 import pytest
 import specdec_host as host
 import torch
-from project.wrong_calls import BUILD, TABLE, i64, message_of
+from project.wrong_calls import BUILD, TABLE, arguments_of, i64, message_of
 from specdec_host import DraftMap, SampledDraft, SparseDraft, Tree
 
 import specdec_kernels as kernels
@@ -18,11 +18,6 @@ OPS = ("sample", "verify_chain", "verify_tree")
 PARAMETERS = {f"{name}s": name for name in ("temperature", "top_k", "top_p", "min_p")}
 RULES_OF = {"verify_chain": rules.RULES, "verify_tree": rules.TREE_RULES}
 NAMES = {"kind": rules.KINDS, "noise": rules.NOISES, "method": rules.METHODS}
-
-
-def arguments_of(op):
-    """The names of the arguments of an op, in the order of its schema."""
-    return [a.name for a in getattr(torch.ops.specdec_kernels, op).default._schema.arguments]
 
 
 def as_numpy(value):
