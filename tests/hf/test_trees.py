@@ -125,14 +125,6 @@ def grammar(columns, *steps):
     return {"prefix_allowed_tokens_fn": allowed, "seed": 3}
 
 
-def test_a_grammar_never_sees_a_forbidden_path():
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    kwargs = {**grammar(9, 1, 2), "do_sample": True, "max_new_tokens": 12}
-    plain = run(model, inputs, **kwargs)
-    got = run(model, inputs, drafter=model, tree=(8, 4), rule="target_only", **kwargs)
-    assert got.sequences.tolist() == plain.sequences.tolist()
-
-
 @pytest.mark.parametrize(("rule", "most"), [("traversal", 2), ("multi_draft", 4), ("k_seq", 4)])
 def test_children_of_equal_siblings_are_counted_in_the_order_the_rule_tries_them(rule, most):
     """Siblings of a small vocabulary are often equal; only traversal keeps their children apart."""
@@ -200,8 +192,10 @@ class Scattered(StatelessDrafter):
 @pytest.mark.parametrize("lengths", [(9,), (9, 4)], ids=str)
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_grammar_never_sees_a_forbidden_prefix(lengths, sampled):
-    """Processors see only prefixes that plain decoding could have made, in chains as well."""
+    """Processors see only prefixes that plain decoding could have made, in chains and trees."""
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(lengths)
-    kwargs = {**grammar(9, 1), "do_sample": sampled, "max_new_tokens": 20}
-    plain = run(model, inputs, **kwargs)
-    assert torch.equal(run(model, inputs, drafter=Scattered(), **kwargs).sequences, plain.sequences)
+    tree = {"drafter": model, "tree": (8, 4), "rule": "target_only" if sampled else "auto"}
+    for steps, drafts in (((1,), {"drafter": Scattered()}), ((1, 2), tree)):
+        kwargs = {**grammar(9, *steps), "do_sample": sampled, "max_new_tokens": 20}
+        plain = run(model, inputs, **kwargs)
+        assert torch.equal(run(model, inputs, **drafts, **kwargs).sequences, plain.sequences)
