@@ -94,20 +94,17 @@ def signed_zeros(x):
     return torch.where(x == 0, -torch.zeros((), dtype=x.dtype), x)
 
 
-def assert_zeros_without_a_sign(op, name, a, rows):
-    got = provider(op, name)(*a._replace(**{k: signed_zeros(getattr(a, k)) for k in rows}))
-    assert_outputs_equal(op, got, provider(op, name)(*a))
-    assert not (got[-1] < 0).any()  # accept_probs
-
-
-def zeroed(a, tokens):
-    """Rows in which some tokens have probability 0, among them drafted ones."""
-    target, draft = a.target.clone(), a.draft.clone()
+def assert_zeros_have_no_sign(name, case, drafted):
+    """In rows in which some tokens have probability 0, among them drafted ones."""
+    op, a = provider(case.op, name), OPS[case.op][1](*case.args())
+    target, draft, tokens = (x.clone() for x in (a.target, a.draft, getattr(a, drafted)))
     target[..., 1::2] = 0
     draft[..., ::3] = 0
-    tokens = tokens.clone()
     tokens[:, 0] = 3 * torch.arange(len(tokens)) % 36  # Q = 0, and P = 0 for every other one
-    return dict(target=target, draft=draft, with_accept_probs=True), tokens
+    a = a._replace(target=target, draft=draft, with_accept_probs=True, **{drafted: tokens})
+    got = op(*a._replace(target=signed_zeros(target), draft=signed_zeros(draft)))
+    assert_outputs_equal(case.op, got, op(*a))
+    assert not (got[-1] < 0).any()  # accept_probs
 
 
 FORMS = [
@@ -124,19 +121,12 @@ def test_probabilities_of_minus_zero_are_zero(name, rule):
     for form, filters in FORMS[:: 6 if short else 1]:
         case = proofs.chain_case(2 if short else 12, 2, 37, rule=rule, kind="probs", draft=form,
                                   filters=filters)  # fmt: skip
-        a = ChainArguments(*case.args())
-        changed, tokens = zeroed(a, a.draft_token_ids)
-        a = a._replace(draft_token_ids=tokens, **changed)
-        assert_zeros_without_a_sign("verify_chain", name, a, ("target", "draft"))
+        assert_zeros_have_no_sign(name, case, "draft_token_ids")
 
 
 @pytest.mark.parametrize("rule", TREE_RULES_READING_DRAFT)
 @pytest.mark.parametrize("name", WHOLE_PROVIDERS)
 def test_probabilities_of_minus_zero_are_zero_in_trees(name, rule):
     for form in ("full", "sparse"):
-        case = proofs.tree_case(12, 4, 37, rule=rule, kind="probs",
-                                 draft=form, rows="shared")  # fmt: skip
-        a = TreeArguments(*case.args())
-        changed, tokens = zeroed(a, a.tree_tokens)
-        a = a._replace(tree_tokens=tokens, **changed)
-        assert_zeros_without_a_sign("verify_tree", name, a, ("target", "draft"))
+        case = proofs.tree_case(12, 4, 37, rule=rule, kind="probs", draft=form, rows="shared")
+        assert_zeros_have_no_sign(name, case, "tree_tokens")

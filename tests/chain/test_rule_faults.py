@@ -15,7 +15,6 @@ from support.providers import (
     ALL_PROVIDERS,
     FAST_PROVIDERS,
     KERNEL_PROVIDERS,
-    WHOLE_PROVIDERS,
     philox_uniforms,
     provider,
     sample,
@@ -207,17 +206,9 @@ def test_a_draft_temperature_out_of_range_sets_the_parameter_bit_of_its_sequence
     assert not got.status[1] & PARAMETER
 
 
-@by_provider
-def test_a_nan_draft_threshold_sets_the_draft_bit(name):
-    target = torch.zeros(1, 2, 5)
-    sampled = (torch.zeros(1, 1).double(), torch.full((1, 1), NAN), 1.0)
-    got = decided(name, target, one(1), target[:, :1], sampled=sampled)
-    assert got.status == [DRAFT]
-    assert 0 <= got.tokens[0][0] < 5
-
-
 @pytest.mark.parametrize(
-    ("logsumexp", "threshold", "fault"), [(NAN, 0.0, True), (INF, 0.0, True), (1.0, 5.0, False)]
+    ("logsumexp", "threshold", "fault"),
+    [(NAN, 0.0, True), (INF, 0.0, True), (0.0, NAN, True), (1.0, 5.0, False)],
 )
 @by_provider
 def test_the_statistics_of_a_sampled_draft_are_validated_too(name, logsumexp, threshold, fault):
@@ -226,14 +217,7 @@ def test_the_statistics_of_a_sampled_draft_are_validated_too(name, logsumexp, th
     got = decided(name, torch.zeros(1, 2, 4), one(1), torch.zeros(1, 1, 4), sampled=sampled,
                   uniforms=u(0.999, 0.6))  # fmt: skip
     assert (got.status, got.accepted) == (([DRAFT], [0]) if fault else ([0], [1]))
-
-
-@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
-def test_synthetic_rates_of_nan_never_accept(name):
-    target, drafts, q = certain(2, 2)
-    for rates in ([NAN, 1.0], [-INF, 1.0]):
-        got = decided(name, target, drafts + 1, q, rule="synthetic", rates=torch.tensor(rates))
-        assert (got.tokens, got.status) == ([[5, -1, -1]] * 2, [0, 0])
+    assert 0 <= got.tokens[0][0] < 4
 
 
 @pytest.mark.parametrize("fault", [
@@ -330,21 +314,13 @@ def test_missing_drafts_have_no_acceptance_probability(name, rule):
 @by_provider
 def test_an_empty_residual_falls_back_to_the_target(name):
     """Elsewhere: uninitialised memory or V-1. Here Q >= P everywhere, so the residual is empty."""
-    p = torch.tensor([[[0.5, 0.25, 0.25, 0.0]] * 2])
-    q = torch.tensor([[[1.0, 0.5, 0.5, 0.5]]])
-    for last, want in ((0.0, 0), (0.6, 1), (0.99999, 2)):
-        got = decided(name, p, one(0), q, kind="probs", uniforms=u(0.75, last))
-        assert (got.tokens, got.status) == ([[want, -1]], [EMPTY])
-
-
-@by_provider
-def test_an_empty_residual_of_rule_block_falls_back_to_the_target(name):
-    """Q >= c P everywhere. The last id or uninitialised memory would be wrong."""
-    p = torch.tensor([0.5, 0.25, 0.25, 0.0]).expand(1, 3, 4)
-    q = torch.tensor([1.0, 0.5, 0.5, 0.5]).expand(1, 2, 4)
-    got = decided(name, p, torch.tensor([[0, 0]]), q, kind="probs", rule="block",
-                  uniforms=u(0.999, 0.999, 0.6))  # fmt: skip
-    assert (got.tokens, got.status) == ([[1, -1, -1]], [EMPTY])
+    p, q = torch.tensor([0.5, 0.25, 0.25, 0.0]), torch.tensor([1.0, 0.5, 0.5, 0.5])
+    for rule, n, last, want in (
+        ("token", 1, 0.0, 0), ("token", 1, 0.6, 1), ("token", 1, 0.99999, 2), ("block", 2, 0.6, 1),
+    ):  # fmt: skip
+        got = decided(name, p.expand(1, n + 1, 4), torch.zeros(1, n).long(), q.expand(1, n, 4),
+                      kind="probs", rule=rule, uniforms=u(*[0.999] * n, last))  # fmt: skip
+        assert (got.tokens, got.status) == ([[want] + [-1] * n], [EMPTY])
 
 
 @by_provider

@@ -262,47 +262,26 @@ def test_top_beta_at_temperature_zero_counts_at_temperature_one(name, kind):
         assert not got[3].any()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
-def test_top_beta_counts_ties_as_one_rank(name, temperature):
-    """Both tied tokens have no likelier one; the third has two."""
-    target = torch.tensor([2.0, 2.0, 1.0, -9.0]).expand(3, 2, 4)
-    drafts = torch.arange(3)[:, None]
-    for beta, hits in ((1, [1, 1, 0]), (2, [1, 1, 0]), (3, [1, 1, 1])):
-        got = verify(provider("verify_chain", name), target, drafts, rule="top_beta", beta=beta,
-                     tau=9.0, temperature=temperature)  # fmt: skip
-        assert got[1].tolist() == hits
+TIED = {0: 2.0, 1: 2.0, 2: 1.0, 3: -9.0}
+APART = {0: 1.0, 1: 0.0, 2: -1.0}  # a distance of 2 at temperature 0.5
+TILED = {3: 3.0, 4_500: 2.0, 9_000: 1.0, 4_501: 0.5}  # before and after the tile of 4,501
+TOP_BETA_COUNTS = [  # logits, V, draft, temperature, beta, tau, whether the draft is accepted
+    *((TIED, 4, x, t, beta, 9.0, x < 2 or beta > 2)
+      for x in range(3) for t in (0.0, 1.0) for beta in (1, 2, 3)),
+    *((APART, 3, 1, t, 3, tau, tau * t > 1)
+      for t, tau in ((0.5, 1.9), (0.5, 2.1), (2.0, 0.4), (2.0, 0.6))),
+    *((TILED, 9_001, 4_501, 1.0, beta, 9.0, beta > 3) for beta in (3, 4)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WHOLE_PROVIDERS)
-def test_the_distance_of_top_beta_is_that_at_the_temperature(name):
-    """The logits are 1 apart, which is a distance of 2 at temperature 0.5."""
-    target = torch.tensor([1.0, 0.0, -1.0]).expand(1, 2, 3)
-    for temperature, tau, count in ((0.5, 1.9, 0), (0.5, 2.1, 1), (2.0, 0.4, 0), (2.0, 0.6, 1)):
-        got = verify(provider("verify_chain", name), target, torch.tensor([[1]]), rule="top_beta",
-                     beta=3, tau=tau, temperature=temperature)  # fmt: skip
-        assert int(got[1]) == count
-
-
-@pytest.mark.parametrize("name", WHOLE_PROVIDERS)
-def test_top_beta_counts_likelier_tokens_over_the_whole_row(name):
-    """They lie in tiles before and after that of the drafted token."""
-    v = 9_001
-    target = torch.zeros(1, 2, v)
-    target[..., [3, 4_500, 9_000]] = torch.tensor([3.0, 2.0, 1.0])
-    target[..., 4_501] = 0.5
-    for beta, count in ((3, 0), (4, 1)):
-        got = verify(provider("verify_chain", name), target, torch.tensor([[4_501]]),
-                     rule="top_beta", beta=beta, tau=9.0)  # fmt: skip
-        assert int(got[1]) == count
-
-
-def test_the_public_function_hands_on_the_parameters_of_top_beta():
-    target, zero = torch.tensor([1.0, 0.0, -1.0]).expand(1, 2, 3), torch.zeros(1).long()
-    for beta, tau, count in ((2, 1.5, 1), (1, 2.0, 0), (2, 0.5, 0)):
-        got = verify_chain(target, torch.tensor([[1]]), rule="top_beta", top_beta_rank=beta,
-                           top_beta_distance=tau, seeds=zero, positions=zero)  # fmt: skip
-        assert int(got.num_accepted) == count
+def test_top_beta_counts_likelier_tokens_of_the_whole_row_and_ties_as_one_rank(name):
+    for logits, v, x, temperature, beta, tau, accepted in TOP_BETA_COUNTS:
+        target = torch.zeros(1, 2, v)
+        target[..., [*logits]] = torch.tensor([*logits.values()])
+        got = verify(provider("verify_chain", name), target, torch.tensor([[x]]), rule="top_beta",
+                     beta=beta, tau=tau, temperature=temperature)  # fmt: skip
+        assert bool(got[1]) == accepted, (logits, x, temperature, beta, tau)
 
 
 @pytest.mark.parametrize("target", [dict(), dict(temperature=0.8, top_k=2), dict(temperature=0.0)])
@@ -326,12 +305,12 @@ def test_synthetic_rates_at_or_beyond_0_and_1_decide_every_draft(name):
     top = 1 - 2.0**-53
     uniforms = torch.tensor([[top, top, 0.0, 0.5]], dtype=torch.float64)
     for rates, count, probabilities in (
-        ([1.0, 7.0, 0.0], 2, [1, 1, 0]),
-        ([-1.0, 1.0, 1.0], 0, [0]),
-    ):
+        ([1.0, 7.0, 0.0], 2, [1, 1, 0]), ([-1.0, 1.0, 1.0], 0, [0]),
+        ([torch.nan, 1.0, 1.0], 0, []), ([-torch.inf, 1.0, 1.0], 0, []),
+    ):  # fmt: skip
         got = verify(provider("verify_chain", name), target, drafts, rule="synthetic",
                      rates=torch.tensor(rates), uniforms=uniforms)  # fmt: skip
-        assert int(got[1]) == count
+        assert (int(got[1]), int(got[2]), int(got[0][0, count])) == (count, 0, 1)
         assert got[4][0, : len(probabilities)].tolist() == probabilities
 
 
@@ -358,9 +337,12 @@ def test_the_bound_of_typical_is_strict(name):
     for delta, count in ((1.0, 0), (0.999, 1)):
         got = verify(provider("verify_chain", name), target, drafts, rule="typical", epsilon=1.0,
                      delta=delta)  # fmt: skip
-        assert got[1].tolist() == [count] * 4
-        assert not got[0][:, 0].any()
-        assert got[4].tolist() == [[count]] * 4
+        tree = verify_tree(provider("verify_tree", name), target, drafts, drafts - 1,
+                           rule="typical", epsilon=1.0, delta=delta)  # fmt: skip
+        for tokens, accepted, *_, probabilities in (got, tree[1:]):
+            assert accepted.tolist() == [count] * 4
+            assert not tokens[:, 0].any()
+            assert probabilities.tolist() == [[count]] * 4
 
 
 ENTROPIES = [(t, k) for t in (0.4, 1.0, 3.0) for k in (0, 12)]
@@ -385,14 +367,22 @@ def test_the_bound_of_typical_takes_the_entropy_at_the_temperature(name, tempera
         assert got[2].tolist() == [accepted]
 
 
-def test_the_public_function_hands_on_epsilon_and_delta_of_typical():
-    """P(x) = 0.08 is above 0.1 * exp(-H) and below 0.1."""
-    target = torch.tensor([0.08, 0.92]).log().expand(1, 2, 2)
-    zero = torch.zeros(1, dtype=torch.int64)
-    for epsilon, delta, count in ((0.1, 0.9, 0), (0.9, 0.1, 1)):
-        got = verify_chain(target, torch.tensor([[0]]), rule="typical", seeds=zero, positions=zero,
-                           typical_epsilon=epsilon, typical_delta=delta)  # fmt: skip
-        assert int(got.num_accepted) == count
+# Names of parameters, and values that accept or reject a token with P(x) = 0.08. That is above
+# 0.1 * exp(-H) and below 0.1.
+HANDED_ON = {
+    "typical": (("epsilon", "delta"), [(0.9, 0.1)], [(0.1, 0.9)]),
+    "top_beta": (("rank", "distance"), [(2, 2.5)], [(1, 3.0), (2, 1.5)]),
+}
+
+
+@pytest.mark.parametrize("rule", HANDED_ON)
+def test_the_public_function_hands_on_the_parameters_of_a_rule(rule):
+    names, accepted, rejected = HANDED_ON[rule]
+    target, zero = torch.tensor([0.08, 0.92]).log().expand(1, 2, 2), torch.zeros(1).long()
+    for values in accepted + rejected:
+        given = {f"{rule}_{name}": value for name, value in zip(names, values, strict=True)}
+        got = verify_chain(target, zero[None], rule=rule, seeds=zero, positions=zero, **given)
+        assert int(got.num_accepted) == (values in accepted)
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "lenient", "typical", "synthetic"])
