@@ -64,7 +64,36 @@ def with_impossible(tables, ids):
     return out
 
 
-class ToyChain:
+class Toy:
+    """What toy chains and trees share: each has its `op`, how to call it, and `arguments`."""
+
+    def statistics(self, rows, provider_name):
+        """`sampled` of draft rows [N, rows, V], by the `sample` of a provider."""
+        filters = {"temperature": 1.0, **self.draft_filters}
+        out = sample(provider("sample", provider_name), rows.flatten(0, 1), **filters)
+        return *(x.view(rows.shape[:2]) for x in out[2:4]), filters["temperature"]
+
+    def verifier(self, name, change=lambda arguments: arguments, outputs=slice(0, 2)):
+        """A function of drafts and uniforms that gives these outputs of the op.
+
+        name: a provider, or an implementation of the op.
+        """
+        op = provider(self.op, name) if isinstance(name, str) else name
+
+        def run(drafts, uniforms):
+            arguments = change(self.arguments(drafts, name if isinstance(name, str) else "cpp"))
+            out = self.call(op, **{"tokens": drafts, "uniforms": uniforms, **arguments})
+            self.check(out)
+            return out[outputs]
+
+        return run
+
+    def boundaries(self, name, change):
+        """A verifier for `like`, or None if `name` is it."""
+        return None if name == BOUNDARY_PROVIDER else self.verifier(BOUNDARY_PROVIDER, change)
+
+
+class ToyChain(Toy):
     """Tables of both models, and the arguments that `verify_chain` gets for a tuple of drafts.
 
     All tables are over one vocabulary; tokens that the target or the draft lacks are impossible.
@@ -72,6 +101,8 @@ class ToyChain:
     draft: the form in which the draft is given, as in `proofs.chain_case`. same: the draft model
     is the target. holes: some tokens are impossible. options: more keyword arguments of `verify`.
     """
+
+    op, call = "verify_chain", staticmethod(verify)
 
     def __init__(self, v=3, gamma=2, *, seed=0, draft="full", kind="logits", dtype=torch.float32,
                  holes=False, same=False, rule="token", target_filters=None, draft_filters=None,
@@ -109,14 +140,8 @@ class ToyChain:
     def arguments(self, drafts, provider_name):
         """Keyword arguments of `providers.verify` for these draft tuples."""
         target = rows_after(self.p, drafts)[..., : self.v]
-        sampled = None
-        given = self._draft(drafts, target)
-        if "sampled" in (self.form, self.variant):
-            filters = {"temperature": 1.0, **self.draft_filters}
-            rows = given["draft"]
-            out = sample(provider("sample", provider_name), rows.flatten(0, 1), **filters)
-            shape = rows.shape[:2]
-            sampled = (out[2].view(shape), out[3].view(shape), filters["temperature"])
+        given, is_sampled = self._draft(drafts, target), "sampled" in (self.form, self.variant)
+        sampled = self.statistics(given["draft"], provider_name) if is_sampled else None
         return dict(target=target, **given, sampled=sampled, kind=self.kind, rule=self.rule,
                     **self.target_filters, **self.options)  # fmt: skip
 
@@ -145,29 +170,14 @@ class ToyChain:
             ids=torch.cat([a, torch.full_like(a, -1), b, a], -1),
         )
 
-    def verifier(self, name, change=lambda arguments: arguments):
-        """A function of drafts and uniforms that gives tokens and counts of accepted drafts.
-
-        name: a provider, or an implementation of the op.
-        """
-        op = provider("verify_chain", name) if isinstance(name, str) else name
-
-        def run(drafts, uniforms):
-            arguments = change(self.arguments(drafts, name if isinstance(name, str) else "cpp"))
-            out = verify(op, **{"tokens": drafts, "uniforms": uniforms, **arguments})
-            assert not out[2].any()
-            return out[0], out[1]
-
-        return run
+    @staticmethod
+    def check(out):
+        assert not out[2].any()
 
     def realized(self, name, steps=36, change=lambda arguments: arguments):
         """The joint distribution of what a provider emits; `change` alters the arguments."""
-        like = None
-        if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER:
-            like = self.verifier(BOUNDARY_PROVIDER, change)
-        return proofs.enumerate_distribution(
-            self.verifier(name, change), self.draft_probs, self.target_probs, steps=steps, like=like
-        )
+        like = self.boundaries(name, change)
+        return self.realized_by(self.verifier(name, change), steps=steps, like=like)
 
     def realized_by(self, run, **options):
         """What a function of drafts and uniforms emits, as `enumerate_distribution` measures it."""

@@ -8,13 +8,11 @@ the verifier emits the same tokens.
 import itertools
 
 import torch
-from support.providers import provider, sample, verify_tree
+from support.providers import verify_tree
 
 import proofs
 from proofs import lineage
-from proofs.toy_chain import distributions, logit_tables
-
-BOUNDARY_PROVIDER = "cpp"  # other providers start from the cell boundaries of this one
+from proofs.toy_chain import Toy, distributions, logit_tables
 
 # How the children of a node are drawn, for each lossless rule that reads uniforms.
 DRAWN = {
@@ -66,7 +64,7 @@ def drawn_without_replacement(q, k):
     return torch.tensor(rows), torch.tensor(weights, dtype=torch.float64)
 
 
-class ToyTree:
+class ToyTree(Toy):
     """Toy models of a target and its drafters, a tree, and arguments of `verify_tree` for drafts.
 
     tree: a name in TREES, or parents.
@@ -78,6 +76,8 @@ class ToyTree:
     missing: nodes that are absent. ragged: whether the last node has no target row.
     options: more keyword arguments of `verify_tree`.
     """
+
+    op, call = "verify_tree", staticmethod(verify_tree)
 
     def __init__(self, rule, tree="221", v=3, *, seed=0, draft="full", kind="logits", how=None,
                  dtype=torch.float32, holes=False, same=False, drafters=1, target_filters=None,
@@ -164,31 +164,16 @@ class ToyTree:
         out = dict(draft=rows, draft_rows=torch.tensor(which, dtype=torch.int32).expand(
             c, n).contiguous())  # fmt: skip
         if self.form == "sampled":
-            filters = {"temperature": 1.0, **self.draft_filters}
-            drawn = sample(provider("sample", provider_name), rows.flatten(0, 1), **filters)
-            shape = rows.shape[:2]
-            out["sampled"] = (drawn[2].view(shape), drawn[3].view(shape), filters["temperature"])
+            out["sampled"] = self.statistics(rows, provider_name)
         return out
 
-    def verifier(self, name, change=lambda arguments: arguments, outputs=slice(0, 2)):
-        op = provider("verify_tree", name) if isinstance(name, str) else name
-
-        def run(drafts, uniforms):
-            arguments = change(self.arguments(drafts, name if isinstance(name, str) else "cpp"))
-            out = verify_tree(op, **{"tokens": drafts, "uniforms": uniforms, **arguments})
-            # A uniform of almost 1 may reject although the residual is empty, which sets bit 2.
-            assert not (out[3] & ~4).any()
-            return out[outputs]
-
-        return run
+    @staticmethod
+    def check(out):
+        # A uniform of almost 1 may reject although the residual is empty, which sets bit 2.
+        assert not (out[3] & ~4).any()
 
     def realized(self, name, steps=28, change=lambda arguments: arguments):
-        like = (
-            self.verifier(BOUNDARY_PROVIDER, change)
-            if BOUNDARY_PROVIDER and name != BOUNDARY_PROVIDER
-            else None
-        )
         return proofs.enumerate_tree_distribution(
             self.verifier(name, change), self.parents, self.drafts, self.weights, self.target_probs,
-            upward=self.rule == "traversal", steps=steps, like=like,
+            upward=self.rule == "traversal", steps=steps, like=self.boundaries(name, change),
         )  # fmt: skip
