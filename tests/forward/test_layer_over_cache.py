@@ -55,19 +55,6 @@ def test_what_lies_in_a_cache_is_read_before_it_is_written(at):
     assert_close("y", op(*args), want)
 
 
-def test_the_version_of_a_cache_rises():
-    args = drawn()
-    layers = layers_of(*args[1:9], *args[14:16])
-    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
-        caches = [cache.clone() for cache in args[CACHES]]
-        with mode():
-            sk.decoder_layers_(args[X], layers, *args[COS : COS + 2], caches, *args[POSITIONS:14])
-        assert all(cache._version == 1 for cache in caches)
-    caches[0] = torch.zeros_like(caches[0]).requires_grad_()
-    with pytest.raises(RuntimeError, match=r"caches\[0\] must not be a leaf"):
-        sk.decoder_layers_(args[X], layers, *args[COS : COS + 2], caches, *args[POSITIONS:14])
-
-
 @pytest.mark.parametrize("every", [False, True])
 def test_the_public_function_passes_everything_on(every):
     args, other = drawn(layers=2, every=every), drawn(layers=2, every=every)

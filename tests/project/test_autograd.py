@@ -30,6 +30,7 @@ WRITES = {
     "paged_append_": ["caches"], "paged_compact_": ["caches"],
     "paged_truncate_": ["block_tables", "lengths"],
     "kv_truncate_": ["lengths"], "ring_truncate_": ["lengths"], "state_select_": ["states"],
+    "decoder_layers_": ["caches"], "grow_tree_": ["caches"],
 }  # fmt: skip
 WITH_ZEROS = ("kv_truncate_", "ring_truncate_")
 
@@ -41,10 +42,11 @@ def written(op, given):
 
 def fresh(op, **changed):
     def copied(x):
-        return [copied(y) for y in x] if isinstance(x, list) else x.clone()
+        if isinstance(x, list):
+            return [copied(y) for y in x]
+        return x.clone() if torch.is_tensor(x) else x
 
-    good = {n: x if isinstance(x, int) else copied(x) for n, x in GOOD[op].items()}
-    return good | changed
+    return {n: copied(x) for n, x in GOOD[op].items()} | changed
 
 
 CALLS = [(op, {}) for op in WRITES] + [(op, {"zero_fill": True}) for op in WITH_ZEROS]
@@ -69,7 +71,7 @@ OF_LEAVES = [c for c in CALLS if c[0] not in (*WITH_ZEROS, "paged_truncate_") or
 def test_a_leaf_that_requires_a_gradient_is_refused_by_name(op, how):
     given = fresh(op, **how)
     name = "states" if op == "state_select_" else "caches"
-    (leaf,) = given[name]
+    *_, leaf = given[name]
     given[name] = [leaf.clone(), leaf.requires_grad_()]
     if "entries" in given:
         given["entries"] *= 2  # one for each cache
