@@ -41,7 +41,8 @@ from support.providers import (
     verify_tree,
 )
 
-from specdec_kernels import analysis, verify_chain
+import specdec_kernels as kernels
+from specdec_kernels import TREE_RULES, analysis
 from specdec_kernels.arguments.checks import float32
 
 FORMS = {
@@ -376,13 +377,17 @@ HANDED_ON = {
 
 
 @pytest.mark.parametrize("rule", HANDED_ON)
-def test_the_public_function_hands_on_the_parameters_of_a_rule(rule):
+def test_the_public_functions_hand_on_the_parameters_of_a_rule(rule):
     names, accepted, rejected = HANDED_ON[rule]
     target, zero = torch.tensor([0.08, 0.92]).log().expand(1, 2, 2), torch.zeros(1).long()
     for values in accepted + rejected:
         given = {f"{rule}_{name}": value for name, value in zip(names, values, strict=True)}
-        got = verify_chain(target, zero[None], rule=rule, seeds=zero, positions=zero, **given)
-        assert int(got.num_accepted) == (values in accepted)
+        given |= dict(rule=rule, seeds=zero, positions=zero)
+        verdicts = [kernels.verify_chain(target, zero[None], **given)]
+        if rule in TREE_RULES:
+            tree = kernels.Tree(zero[None], zero[None] - 1)
+            verdicts.append(kernels.verify_tree(target, tree, **given))
+        assert [int(x.num_accepted) for x in verdicts] == [values in accepted] * len(verdicts)
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "lenient", "typical", "synthetic"])

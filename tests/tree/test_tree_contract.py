@@ -10,7 +10,6 @@ import torch
 from proofs import assert_close, assert_outputs_equal
 from support.providers import TREE_PAIRS, WHOLE_PROVIDERS, provider
 
-import specdec_kernels
 from specdec_kernels.arguments.rules import TREE_RULES
 from specdec_kernels.arguments.tree import TreeArguments
 
@@ -75,19 +74,6 @@ def test_rows_off_the_path_are_not_read(name, rule, filters):
                 untouched += 1
     assert untouched > 0
     assert_outputs_equal("verify_tree", op(*a), want)
-
-
-@pytest.mark.parametrize(("epsilon", "delta", "accepted"), [(0.3, 0.9, 0), (0.9, 0.3, 1)])
-def test_the_public_function_tells_the_parameters_of_typical_apart(epsilon, delta, accepted):
-    """exp(-H) is 0.354, so that the bounds are 0.3 and 0.106."""
-    target = torch.tensor([[[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]])
-    tree = specdec_kernels.Tree(torch.tensor([[1]]), torch.tensor([[-1]]))
-    one = torch.ones(1, dtype=torch.int64)
-    got = specdec_kernels.verify_tree(
-        target, tree, rule="typical", kind="probs", typical_epsilon=epsilon, typical_delta=delta,
-        seeds=one, positions=one,
-    )  # fmt: skip
-    assert int(got.num_accepted) == accepted
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
