@@ -5,6 +5,7 @@ import math
 
 import pytest
 from specdec_hf.runner.comparison import forget_checks
+from specdec_hf.runner.spec_runner import SpecRunner
 from specdec_hf.schedules import benefit_guard
 from support import hf_models
 from support.cli_models import folder, home  # noqa: F401  # what commands work in
@@ -29,3 +30,17 @@ def forgetful():
     forget_checks()
     yield
     forget_checks()
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """Of each forward: its sequences, first position and tokens, and whether it had no mask."""
+    seen, window = [], SpecRunner.window
+
+    def watched(self, starts, size, *args):
+        made = window(self, starts, size, *args)
+        seen.append((len(starts), int(starts[0]), size, made["attention_mask"] is None))
+        return made
+
+    monkeypatch.setattr(SpecRunner, "window", watched)
+    return seen

@@ -18,7 +18,6 @@ from specdec_hf import (
 from specdec_hf.heads.shipped import HEAD_FOLDER
 from specdec_hf.loop.session import CommittedTokens, Session
 from specdec_hf.loop.streaming import run_stream
-from specdec_hf.runner.spec_runner import SpecRunner
 from support import hf_models
 from support.drafter_proof import call_of, datastore, with_states
 from support.hf_models import eagle_folder, head_folder
@@ -147,19 +146,6 @@ def coming(*requests):
     return lambda running: waiting.pop(0) if waiting else None
 
 
-@pytest.fixture
-def forwards(monkeypatch):
-    """Of how many sequences and tokens each forward was since the last `clear`."""
-    made, window = [], SpecRunner.window
-
-    def watched(self, starts, size, *args):
-        made.append((len(starts), size))
-        return window(self, starts, size, *args)
-
-    monkeypatch.setattr(SpecRunner, "window", watched)
-    return made
-
-
 @pytest.mark.parametrize("name", ["none", "model", "eagle3"])
 def test_the_others_have_a_round_between_two_chunks_of_a_long_prompt(tmp_path, name, forwards):
     options = DRAFTERS[name](tmp_path)
@@ -174,8 +160,8 @@ def test_the_others_have_a_round_between_two_chunks_of_a_long_prompt(tmp_path, n
     assert numbers[: numbers.index(1)] == [0] * (6 if name == "none" else 5)
     if name == "none":
         # The first prompt counts as a pass, which is longer than a chunk.
-        assert [size for count, size in forwards[:11]] == [3, 1, 10, 1, 10, 1, 10, 1, 10, 1, 8]
-    assert max(size for count, size in forwards if count == 1) == 10
+        assert [one[2] for one in forwards[:11]] == [3, 1, 10, 1, 10, 1, 10, 1, 10, 1, 8]
+    assert max(size for count, _, size, _ in forwards if count == 1) == 10
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -217,7 +203,7 @@ def test_what_a_prompt_has_in_common_with_a_text_that_runs_is_not_read_again(
     found = zip(texts, (one.to_dict() for one in stats.sequences), strict=True)
     assert list(found) == expected
     if name in ("none", "suffix_automaton"):
-        alone_read = [size for count, size in forwards if count == 1]
+        alone_read = [size for count, _, size, _ in forwards if count == 1]
         assert alone_read == [48, 2, 1, 6, 1, 2]
 
 
