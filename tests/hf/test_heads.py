@@ -439,14 +439,19 @@ DAMAGED = [
     ("peagle", {TYPE: "eagle3"}, {}, "be peagle, got 'eagle3', which drafter eagle3 reads"),
     ("peagle", {"norm_before_fc": True, "fc_norm": True}, {}, "false with fc_norm, got both"),
     ("dflash", inside("layer_types", ["chunked_attention"] * 2), {}, "'chunked_attention'"),
+    # Heads of the other EAGLE: the layout and, behind "as", what it is read as.
+    ("eagle3 as eagle", {}, {}, "vocab_size: it belongs to a head of EAGLE-3, .* eagle3 reads"),
+    ("eagle3, speculators as eagle", {"draft_vocab_size": None}, {}, "of the library speculators"),
+    ("eagle as eagle3", {}, {}, "must hold draft_vocab_size; heads of the first EAGLE, which dr"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "fields", "tensors", "message"), DAMAGED)
 def test_a_damaged_head_is_refused_by_name(name, fields, tensors, message, target, tmp_path):
-    folder = damage(name, target, tmp_path, fields, tensors)
+    layout, _, kind = name.partition(" as ")
+    folder = damage(layout, target, tmp_path, fields, tensors)
     with pytest.raises(ValueError, match=message):
-        load(name, folder)
+        load(kind or layout, folder)
 
 
 @pytest.mark.parametrize(
@@ -481,18 +486,3 @@ def test_a_pickle_is_refused_with_the_way_to_convert_it(kind, name, target, tmp_
     monkeypatch.chdir(folder)
     exec(command, {"torch": torch, "safetensors": safetensors})
     assert all(torch.equal(x, want[key]) for key, x in load(kind, folder).state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("kind", "published", "message"),
-    [
-        ("eagle", "eagle3", "draft_vocab_size: it belongs to a head of EAGLE-3, .* eagle3 reads"),
-        ("eagle", "eagle3, speculators", "belongs to a head of the library speculators"),
-        ("eagle3", "eagle", "must hold draft_vocab_size; heads of the first EAGLE, which drafter"),
-    ],
-)
-def test_a_head_of_the_other_eagle_is_refused_by_name(kind, published, message, target, tmp_path):
-    fields = {"draft_vocab_size": None} if "speculators" in published else {}
-    folder = damage(published, target, tmp_path, fields, {})
-    with pytest.raises(ValueError, match=message):
-        load(kind, folder)
