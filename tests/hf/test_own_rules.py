@@ -472,35 +472,28 @@ ANSWERS = {
     "nan": (lambda P, n: (0, P[0] * torch.nan), ValueError, "entries from nan with the sum nan"),
     "raises": (lambda P, n: {}["x"], RuntimeError, "rule answers raised KeyError for sequence 0"),
 }  # fmt: skip
-PATHS = {
-    "a number": (1, TypeError, "path of rule answers for sequence 0 at position 10 must be"),
-    "outside": ([0, 6], ValueError, "path of rule answers for sequence 0 at position 10[1] must"),
-    "siblings": ([0, 1], ValueError, "got [0, 1]: the parent of node 1 is -1"),
-}
+PATHS = {  # of trees
+    "a number": (lambda P, n: (1, P[0]), TypeError, "at position 10 must be"),
+    "outside": (lambda P, n: ([0, 6], P[0]), ValueError, "at position 10[1] must"),
+    "siblings": (
+        lambda P, n: ([0, 1], P[0]), ValueError, "got [0, 1]: the parent of node 1 is -1"
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ANSWERS)
+@pytest.mark.parametrize("case", [*ANSWERS, *PATHS])
 def test_wrong_answers_end_the_call_by_name(case):
-    answer, error, message = ANSWERS[case]
+    answer, error, message = (ANSWERS | PATHS)[case]
 
-    def answers(P, Q, tokens, uniforms):
+    def answers(P, Q, tokens, uniforms, *parents):
+        assert [x.tolist() for x in parents] == [[-1, -1, 0, 0, 1, 1]] * (case in PATHS)
         return answer(P, len(tokens))
 
-    with pytest.raises(error, match=re.escape(message)) as raised:
-        run(rule=answers, **SAMPLED)
-    assert re.search("rule answers.*for sequence 0 at position 10", str(raised.value))
-
-
-@pytest.mark.parametrize("case", PATHS)
-def test_what_is_no_path_from_the_root_ends_the_call_by_name(case):
-    path, error, message = PATHS[case]
-
-    def answers(P, Q, tokens, uniforms, parents):
-        assert parents.tolist() == [-1, -1, 0, 0, 1, 1]
-        return path, P[0]
-
-    with pytest.raises(error, match=re.escape(message)):
-        run(rule=answers, **SAMPLED, **TREE)
+    with pytest.raises(error) as raised:
+        run(rule=answers, **SAMPLED, **TREE if case in PATHS else {})
+    assert message in str(raised.value)
+    said = "path of rule answers" if case in ("a number", "outside") else "rule answers"
+    assert re.search(f"{said}.*for sequence 0 at position 10", str(raised.value))
 
 
 class Drafts(StatelessDrafter):
