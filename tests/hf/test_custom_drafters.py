@@ -371,26 +371,18 @@ def test_what_begin_returns_is_checked_by_name(tree):
         run(*plain_text()[:2], drafter=given, tree=tree)
 
 
-class Several(StatelessDrafter):
-    several = True
-
-    def __init__(self, value):
-        self.value = value
-
-    def propose(self, texts, limits):
-        return self.value
-
-
 TOO_MANY = r"up to 2 proposals of up to 2 tokens for each of 1 sequences, got tokens"
 SEVERAL = {
-    "floats": (torch.ones(1, 2), 2, TypeError, "tokens as a tensor of integers, got torch.float32"),
-    "odd": (TOKENS, 2, ValueError, rf"{TOO_MANY} \[1, 3\] with num_proposals=2"),
-    "too long": (TOKENS.repeat(1, 2), 2, ValueError, rf"{TOO_MANY} \[1, 6\] with num_proposals=2"),
+    "floats": (torch.ones(1, 2), TypeError, "tokens as a tensor of integers, got torch.float32"),
+    "odd": (TOKENS, ValueError, rf"{TOO_MANY} \[1, 3\] with num_proposals=2"),
+    "too long": (TOKENS.repeat(1, 2), ValueError, rf"{TOO_MANY} \[1, 6\] with num_proposals=2"),
 }
 
 
 @pytest.mark.parametrize("case", SEVERAL)
 def test_several_proposals_are_checked_too(case):
-    value, count, error, message = SEVERAL[case]
-    with pytest.raises(error, match=rf"^Several\.propose must return {message}"):
-        call(Several(Draft(value, num_proposals=count)), tree=TrieTree(sequences=2, depth=2))
+    value, error, message = SEVERAL[case]
+    drafter = always(Draft(value, num_proposals=2))
+    drafter.several = True
+    with pytest.raises(error, match=rf"^Proposes\.propose must return {message}"):
+        call(drafter, tree=TrieTree(sequences=2, depth=2))
