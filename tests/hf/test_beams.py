@@ -4,7 +4,6 @@ import pytest
 import torch
 from specdec_hf import ModelDrafter, generate
 from support import hf_models
-from support.hf_models import Recorder
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -156,32 +155,6 @@ def test_drafts_end_where_the_context_of_the_draft_model_does():
     got = search(model, inputs, drafter, settings(2), gamma=4, num_assistant_beams=2)
     # The longer text has 13 tokens after the round of the prompt, then 18, then 21.
     assert got.stats.gammas == [0, 2 * 4, 2 * 2, *[0] * 6]
-
-
-REFUSED = [
-    ({"drafter": "prompt_lookup"}, "drafter must be None or a draft model with num_beams=3, got"),
-    ({"do_sample": True}, "do_sample must be False with num_beams=3, got True"),
-    ({"num_return_sequences": 4}, r"num_return_sequences.*num_beams"),
-    ({"rule": "token"}, "rule must be 'auto' or 'greedy' with num_beams=3, got 'token'"),
-    ({"cache": "aligned"}, "cache must be 'auto' or 'spec' with num_beams=3, got 'aligned'"),
-    (
-        {"tree": (2, 1), "drafter": hf_models.perturbed("llama")},
-        r"tree must be None with num_beams=3, got ",
-    ),
-    ({"num_assistant_tokens_schedule": "heuristic"}, "num_assistant_tokens_schedule must be None"),
-    ({"num_assistant_beams": 2}, "num_assistant_beams must be at least num_beams=3, got 2"),
-    ({"streamer": Recorder()}, "streamer must be None with num_beams=3"),
-    ({"output_hidden_states": True}, "output_hidden_states must"),
-    ({"num_beams": 1, "num_assistant_beams": 2}, "num_assistant_beams must be None without"),
-    ({"early_stopping": "soon"}, "early_stopping.*soon"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=lambda x: str(x)[:40])
-def test_what_does_not_go_together_with_beams_is_refused_by_name(arguments, message):
-    arguments = {"num_beams": 3, **arguments}
-    with pytest.raises(ValueError, match=message):
-        hf_models.decode(hf_models.tiny("llama"), **arguments)
 
 
 IDS = torch.tensor([[11, 12, 13], [4, 9, 2]])

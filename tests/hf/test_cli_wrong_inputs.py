@@ -180,6 +180,7 @@ GENERATE = [
     ("--drafter prompt_lookup+layers:99",
      "--drafter must name one drafter, got 'prompt_lookup+layers:99'; several are given as "
      "--drafter prompt_lookup --drafter layers:99"),
+    ("--drafter rest:no", "--drafter: cannot read no"),
     ("--device cuda:99", "--device cuda:99 is not available"),
 ]  # fmt: skip
 # Of all commands, as they are typed.
@@ -225,7 +226,13 @@ COMMANDS = {
         (f"--model model --host {'a' * 64}", f"--host {'a' * 64}: "),  # too long to be asked for
         ("--model model --rule block", "No such option: --rule"),
     ],
-    "build": [("", "build needs one of layer_skip, ngram, rest")],
+    "build": [
+        ("", "build needs one of layer_skip, ngram, rest"),
+        ("ngram nowhere --output x", "FILES: cannot read nowhere"),
+        ("ngram text --output text", "--output would overwrite the input file text"),
+        ("ngram text --output x --order 9", "--order must be in [1, 8], got 9"),
+        ("ngram text --output no/x", "--output: folder no does not exist"),
+    ],
     "": [("nonsense", "nonsense"), ("--nonsense", "--nonsense"), ("chat --prompt a", "--prompt")],
 }
 

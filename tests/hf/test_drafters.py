@@ -148,27 +148,6 @@ class Trees(Observer, StatelessDrafter):
         return Draft(tokens, parents.expand_as(tokens), depth=2)
 
 
-WRONG = {
-    "'prompt_lookup' takes no value, got 'prompt_lookup:3'": {"drafter": "prompt_lookup:3"},
-    "drafter must be prompt_lookup, got 'prompt_lookup:'": {"drafter": "prompt_lookup:"},
-    "got 'magic'; drafters with a name are auto, prompt_lookup, ": {"drafter": "magic"},
-    "got 'promt_lookup'; did you mean 'prompt_lookup'?": {"drafter": "promt_lookup"},
-    "got 'Ngram:2'; did you mean 'ngram'?": {"drafter": "Ngram:2"},
-    "'heuristik'; did you mean 'heuristic'?": {"num_assistant_tokens_schedule": "heuristik"},
-    "got 'blocks'; did you mean 'block'?": {"rule": "blocks"},
-    "gama is no argument of generate; did you mean 'gamma'": {"gama": 3},
-    "must be a TrieTree or None with drafter pairs": {"drafter": Trees(), "tree": (2, 1)},
-    "num_assistant_tokens must not be given with a drafter": {"drafter": Trees(), "gamma": 3},
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_a_wrong_name_is_refused(message):
-    with pytest.raises(ValueError) as raised:
-        hf_models.decode(hf_models.tiny("llama"), **{"drafter": "prompt_lookup", **WRONG[message]})
-    assert message in str(raised.value)
-
-
 @pytest.mark.parametrize("made", [Chains, Trees])
 def test_a_drafter_learns_the_most_likely_next_tokens(made):
     model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from specdec_hf import PromptLookupDrafter, SpeculativeDecoder, Step, generate
+from specdec_hf import EagleTree, PromptLookupDrafter, SpeculativeDecoder, Step, TreeSpec, generate
 from specdec_hf.request import unsupported
 from support import hf_models
 from support.hf_models import PROCESSED, RAGGED, Recorder, prefer_new
@@ -218,39 +218,120 @@ def test_user_objects_are_not_changed():
     assert all(now.equal(then) for now, then in zip(parameters, weights, strict=True))
 
 
+MODEL = hf_models.perturbed("llama")
+SAMPLED = {"do_sample": True}
+OF_TREES = {"tree": (2,), "drafter": MODEL}
+OF_MODEL = {"num_assistant_tokens": 4, "drafter": MODEL}
+LENIENT, TOP_BETA = {"rule": "lenient", "lenience": 0.2}, {"rule": "top_beta", "top_beta_rank": 5}
+SEVERAL = {**SAMPLED, "num_return_sequences": 3}
+BEAMS = {"num_beams": 3, "drafter": None}
+# The message, and what is given.
 REFUSED = {
-    "prompt_lookup_num_tokens": (
-        {"prompt_lookup_num_tokens": 3, "drafter": hf_models.perturbed("llama")},
-        "drafter and prompt_lookup_num_tokens must not both be given",
-    ),
-    "unknown": ({"max_new_token": 3}, "not used by the model: ['max_new_token']"),
-    "rule": ({"rule": "synthetic"}, "rule must be 'auto'"),
-    "lossy greedy": ({"rule": "greedy", "do_sample": True}, "rule='greedy' needs do_sample=False"),
-    "gammas": ({"gamma": 2, "num_assistant_tokens": 3}, "are the same argument"),
-    "huge seed": ({"seed": 2**63}, "seed must be in [-2**63, 2**63), got 9223"),
-    "max_length": ({"max_length": 5, "max_new_tokens": None}, "`max_length` is set to 5"),
-}
-REFUSED |= {
-    name: ({"do_sample": True, name.partition(" ")[0]: value}, message)
-    for name, value, message in (
-        ("temperature", -0.5, "temperature must be finite"),
-        ("temperature list", [0.5, 0.5], "temperature must be a scalar or have 1 entries, got 2"),
-        ("temperature float32", 1e39, "temperature must be finite and >= 0 in float32, got 1e+39"),
-        ("top_p", 0.0, "top_p must be in (0, 1], got 0"),
-        ("top_p float32", [1e-46], "top_p must be in (0, 1] in float32, got 1e-46"),
-        ("top_k", -1, "top_k must be an integer >= 0, got -1"),
-        ("min_p", 1.5, "min_p must be in [0, 1], got 1.5"),
-    )
-}
+    "drafter and prompt_lookup_num_tokens must not both be given": {
+        "prompt_lookup_num_tokens": 3, "drafter": MODEL
+    },
+    "not used by the model: ['max_new_token']": {"max_new_token": 3},
+    "rule must be 'auto'": {"rule": "synthetic"},
+    "rule='greedy' needs do_sample=False": {**SAMPLED, "rule": "greedy"},
+    "are the same argument": {"gamma": 2, "num_assistant_tokens": 3},
+    "seed must be in [-2**63, 2**63), got 9223": {"seed": 2**63},
+    "`max_length` is set to 5": {"max_length": 5, "max_new_tokens": None},
+    "temperature must be finite": {**SAMPLED, "temperature": -0.5},
+    "must be a scalar or have 1 entries, got 2": {**SAMPLED, "temperature": [0.5, 0.5]},
+    "must be finite and >= 0 in float32, got 1e+39": {**SAMPLED, "temperature": 1e39},
+    "top_p must be in (0, 1], got 0": {**SAMPLED, "top_p": 0.0},
+    "top_p must be in (0, 1] in float32, got 1e-46": {**SAMPLED, "top_p": [1e-46]},
+    "top_k must be an integer >= 0, got -1": {**SAMPLED, "top_k": -1},
+    "min_p must be in [0, 1], got 1.5": {**SAMPLED, "min_p": 1.5},
+    # Several sequences of a prompt.
+    "different than 1 (got 3)": {**SEVERAL, "do_sample": False},
+    "must be at least 1, got 0": {**SEVERAL, "num_return_sequences": 0},
+    "seed must be an int or have 1 or 3 entries, got 4": {**SEVERAL, "seed": [1] * 4},
+    "top_k must be a scalar or have 1 or 3 entries, got 4": {**SEVERAL, "top_k": [1] * 4},
+    # Names.
+    "'prompt_lookup' takes no value, got 'prompt_lookup:3'": {"drafter": "prompt_lookup:3"},
+    "drafter must be prompt_lookup, got 'prompt_lookup:'": {"drafter": "prompt_lookup:"},
+    "got 'magic'; drafters with a name are auto, prompt_lookup, ": {"drafter": "magic"},
+    "got 'promt_lookup'; did you mean 'prompt_lookup'?": {"drafter": "promt_lookup"},
+    "got 'Ngram:2'; did you mean 'ngram'?": {"drafter": "Ngram:2"},
+    "'heuristik'; did you mean 'heuristic'?": {"num_assistant_tokens_schedule": "heuristik"},
+    "got 'blocks'; did you mean 'block'?": {"rule": "blocks"},
+    "gama is no argument of generate; did you mean 'gamma'": {"gama": 3},
+    "drafter 'rest:no/a': No such file": {"drafter": "rest:no/a"},
+    "drafter 'ngram:0': order must be an integer in [1": {"drafter": "ngram:0"},
+    "drafter must be layers:N": {"drafter": "layers:x"},
+    "compile must be None or False with num_beams=2, got True": {
+        "compile": True, "drafter": None, "num_beams": 2
+    },
+    # Beams.
+    "drafter must be None or a draft model with num_beams=3, got": {
+        **BEAMS, "drafter": "prompt_lookup"
+    },
+    "do_sample must be False with num_beams=3, got True": {**BEAMS, **SAMPLED},
+    "`num_return_sequences` (4) has to be smaller or equal to `num_beams` (3)": {
+        **BEAMS, "num_return_sequences": 4
+    },
+    "rule must be 'auto' or 'greedy' with num_beams=3, got 'token'": {**BEAMS, "rule": "token"},
+    "cache must be 'auto' or 'spec' with num_beams=3, got 'aligned'": {**BEAMS, "cache": "aligned"},
+    "tree must be None with num_beams=3, got ": {**BEAMS, "tree": (2, 1), "drafter": MODEL},
+    "num_assistant_tokens_schedule must be None": {
+        **BEAMS, "num_assistant_tokens_schedule": "heuristic"
+    },
+    "num_assistant_beams must be at least num_beams=3, got 2": {**BEAMS, "num_assistant_beams": 2},
+    "streamer must be None with num_beams=3": {**BEAMS, "streamer": Recorder()},
+    "output_hidden_states must": {
+        **BEAMS, "output_hidden_states": True, "return_dict_in_generate": True
+    },
+    "num_assistant_beams must be None without": {"num_beams": 1, "num_assistant_beams": 2},
+    "`early_stopping` must be a boolean or 'never', but is soon": {
+        **BEAMS, "early_stopping": "soon"
+    },
+    # Lossy rules.
+    "rule 'lenient' needs lenience, which has no default": {**OF_MODEL, "rule": "lenient"},
+    "lenience must be in (0, 1], got 2.0": {**OF_MODEL, "rule": "lenient", "lenience": 2.0},
+    "in (0, 1] in float32, got 1e-50": {**OF_MODEL, "rule": "lenient", "lenience": 1e-50},
+    "lenience is for rule 'lenient' alone, got 0.5 with rule 'a": {**OF_MODEL, "lenience": 0.5},
+    "delta must be finite and at least 0, got": {
+        **OF_MODEL, "rule": "typical", "typical_delta": -1
+    },
+    "needs top_beta_rank, which has no def": {
+        **OF_MODEL, "rule": "top_beta", "top_beta_distance": 1
+    },
+    "top_beta_distance must be at least 0": {**OF_MODEL, **TOP_BETA, "top_beta_distance": -1},
+    "'typical' with this drafter, got 'top_beta'": {**OF_TREES, **TOP_BETA},
+    "'greedy', 'typical' with this drafter, got 'lenient'": {**OF_TREES, **LENIENT},
+    # Trees.
+    "must be given with tree, got None": {**OF_TREES, "drafter": None},
+    "tree must be a TrieTree or None with drafter auto": {**OF_TREES, "drafter": "auto"},
+    "must be a TrieTree or None with drafter lookahead": {**OF_TREES, "drafter": "lookahead"},
+    "num_assistant_tokens must not be given with a drafter": {"drafter": "lookahead", "gamma": 3},
+    "num_assistant_tokens must not be given with tree": {**OF_TREES, "gamma": 3},
+    "_schedule must be 'constant' or 'optimal' with tree": {
+        **OF_TREES, "num_assistant_tokens_schedule": "heuristic"
+    },
+    "cache must be 'auto' or 'spec' with tree, got 'dynamic'": {**OF_TREES, "cache": "dynamic"},
+    "rule must be 'auto', 'multi_draft_wor', 'multi_draft', 'top_k_plus_": {
+        **OF_TREES, **SAMPLED, **LENIENT
+    },
+    "with this drafter, got 'k_seq'": {
+        **OF_TREES, **SAMPLED, "drafter": [MODEL, MODEL], "rule": "k_seq"
+    },
+    "drafter must be one draft model with tree=EagleTree": {
+        "tree": EagleTree(), "drafter": "prompt_lookup"
+    },
+    "or one that drafts several chains": {**OF_TREES, "drafter": [MODEL, "prompt_lookup"]},
+    "ranks of tree must be below 64, got 64": {**OF_TREES, "tree": TreeSpec((-1,), (64,))},
+    "tree must have at most 1024 nodes over all draft models, got 540 for each of 2": {
+        "tree": (60, 8), "drafter": [MODEL, MODEL]
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_arguments_are_named(case):
-    kwargs, message = REFUSED[case]
-    with pytest.raises(ValueError) as raised:
-        generate(
-            hf_models.tiny("llama"), **hf_models.prompts((9,)), **{"max_new_tokens": 4, **kwargs}
-        )
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused_arguments_are_named(message):
+    model, given = hf_models.tiny("llama"), {"max_new_tokens": 4, **REFUSED[message]}
+    with pytest.raises((TypeError, ValueError, FileNotFoundError)) as raised:
+        generate(model, **hf_models.prompts((9,)), **given)
     assert message in str(raised.value)
 
 

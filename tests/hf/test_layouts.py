@@ -7,7 +7,6 @@ import torch
 from specdec_hf import EagleTree, TreeSpec, generate, load_acceptance, save_acceptance
 from specdec_hf.drafters.growing_tree import GrowingTreeState
 from specdec_hf.drafters.model import DraftModel
-from specdec_hf.trees import as_layout
 from support import hf_models
 
 
@@ -70,32 +69,6 @@ def test_medusa_keeps_the_most_accurate_paths():
     made = TreeSpec.medusa((3, 2), 5, table)
     # 0.6, 0.3, 0.6 * 0.5, 0.3 * 0.5, and 0.6 * 0.2 before 0.1.
     assert made.parents == (-1, -1, 0, 0, 1)
-
-
-REFUSED = {
-    "parents must have 1 to 1024 entries, got 0": lambda: TreeSpec(()),
-    "parents[1] must be in [-1, 1), got 1": lambda: TreeSpec((-1, 1)),
-    "ranks must have 2 entries, got 1": lambda: TreeSpec((-1, -1), (0,)),
-    "ranks[1] must be at least 2": lambda: TreeSpec((-1, -1), (1, 1)),
-    "branching must have at least one entry, got none": lambda: TreeSpec.branching(()),
-    "branching must have at most 1024 nodes": lambda: TreeSpec.branching((32, 32)),
-    "accuracies must be given when size is": lambda: TreeSpec.medusa((2,), 1),
-    "accuracies must cover rank 1 of head 1": lambda: TreeSpec.medusa(
-        (2, 2), 3, [[0.5, 0.1], [0.5]]
-    ),
-    "acceptance[1] must be a number in [0, 1], got 1.5": lambda: TreeSpec.sequoia([0.5, 1.5], 3),
-    "acceptance must have at least one entry": lambda: TreeSpec.sequoia([], 3),
-    "width must be an integer in [1, 64], got 65": lambda: EagleTree(width=65),
-    "tree must have at least one entry, got none": lambda: as_layout(()),
-    "tree must be a TreeSpec, EagleTree, TrieTree or a tuple": lambda: as_layout(3),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_refused_layouts_are_named(message):
-    with pytest.raises((TypeError, ValueError)) as raised:
-        REFUSED[message]()
-    assert message in str(raised.value)
 
 
 def test_acceptance_files_round_trip_or_name_their_fault(tmp_path):

@@ -16,7 +16,6 @@ from specdec_papers.nasd import NasdDrafter
 from specdec_papers.ngram import NgramDrafter, RandomDrafter
 from specdec_papers.ngram_table import NgramCounts, NgramTable
 from support import hf_models
-from support.cli_models import one_line_error
 from support.drafter_proof import begun, chains_of, counts_of, history_of, propose
 
 pytestmark = pytest.mark.papers
@@ -296,31 +295,3 @@ def test_the_most_frequent_continuations_of_the_longest_match_are_drafted():
     chains = chains_of(propose(state, history, 1))
     assert chains == [[[5], [4], [7]]] * 2
     assert propose(begun(RestDrafter(corpus, min_match=4), 2), history, 2) is None
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "message"),
-    [
-        ({"drafter": "rest:no/a"}, FileNotFoundError, "drafter 'rest:no/a': No such file"),
-        ({"drafter": "ngram:0"}, ValueError, "drafter 'ngram:0': order must be an integer in [1"),
-        ({"drafter": "layers:x"}, ValueError, "drafter must be layers:N"),
-    ],
-)
-def test_a_wrong_value_is_refused_with_the_argument_that_has_it(given, kind, message):
-    with pytest.raises(kind) as caught:
-        hf_models.decode(hf_models.tiny("llama"), **given)
-    assert str(caught.value).startswith(message)
-
-
-WRONG_COMMANDS = {
-    "build ngram nowhere --output x": "FILES: cannot read nowhere",
-    "build ngram README.md --output README.md": "--output would overwrite the input file README",
-    "build ngram README.md --output x --order 9": "--order must be in [1, 8], got 9",
-    "build ngram README.md --output no/x": "--output: folder no does not exist",
-    "generate --prompt a --drafter rest:no": "--drafter: cannot read no",
-}
-
-
-@pytest.mark.parametrize("command", WRONG_COMMANDS)
-def test_wrong_commands_of_stored_ids_are_one_line(command):
-    assert WRONG_COMMANDS[command] in one_line_error(*command.split())

@@ -133,22 +133,6 @@ def test_num_return_sequences_repeats_parameters_of_prompts():
     assert set(seen) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"do_sample": False}, "different than 1 (got 3)"),
-        ({"num_return_sequences": 0}, "must be at least 1, got 0"),
-        ({"seed": [1] * 4}, "seed must be an int or have 2 or 6 entries, got 4"),
-        ({"top_k": [1] * 4}, "top_k must be a scalar or have 2 or 6 entries, got 4"),
-    ],
-)
-def test_refused_seeds_and_numbers_of_sequences_are_named(wrong, message):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts((9, 4))
-    with pytest.raises(ValueError) as raised:
-        generate(model, **inputs, **{**SAMPLED, "num_return_sequences": 3, **wrong})
-    assert message in str(raised.value)
-
-
 def test_a_seed_of_one_call_precedes_that_of_the_decoder():
     model, inputs = hf_models.tiny("llama"), hf_models.prompts((9,))
     decoder = SpeculativeDecoder(None, seed=4)

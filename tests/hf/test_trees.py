@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from specdec_hf import Draft, EagleTree, StatelessDrafter, TreeSpec
+from specdec_hf import Draft, StatelessDrafter
 from support import hf_models
 from support.drafter_proof import TREE_KINDS, VOCAB, tree_drafters
 from support.hf_models import NEW, PROCESSED, RAGGED, SAMPLED, run
@@ -140,41 +140,6 @@ def test_children_of_equal_siblings_are_counted_in_the_order_the_rule_tries_them
     if rule == "traversal":  # it merges equal siblings where it is greedy
         two = [hf_models.with_noise(model, 0.1), model]
         run(model, inputs, drafter=two, tree=(1, 1), rule=rule, max_new_tokens=40)
-
-
-MODEL = hf_models.perturbed("llama")
-LENIENT = {"rule": "lenient", "lenience": 0.5, "do_sample": True}
-# The message, and what is given in place of `tree=(2,)` and a draft model, or beside them.
-REFUSED = {
-    "must be given with tree, got None": {"drafter": None},
-    "tree must be a TrieTree or None with drafter auto": {"drafter": "auto"},
-    "num_assistant_tokens must not be given with tree": {"gamma": 3},
-    "_schedule must be 'constant' or 'optimal' with tree": {
-        "num_assistant_tokens_schedule": "heuristic"
-    },
-    "cache must be 'auto' or 'spec' with tree, got 'dynamic'": {"cache": "dynamic"},
-    "rule must be 'auto', 'multi_draft_wor', 'multi_draft', 'top_k_plus_": LENIENT,
-    "with this drafter, got 'k_seq'": {
-        "drafter": [MODEL, MODEL], "rule": "k_seq", "do_sample": True
-    },
-    "drafter must be one draft model with tree=EagleTree": {
-        "tree": EagleTree(), "drafter": "prompt_lookup"
-    },
-    "or one that drafts several chains": {"drafter": [MODEL, "prompt_lookup"]},
-    "ranks of tree must be below 64, got 64": {"tree": TreeSpec((-1,), (64,))},
-    "tree must have at most 1024 nodes over all draft models, got 540 for each of 2": {
-        "tree": (60, 8), "drafter": [MODEL, MODEL]
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_arguments_that_do_not_go_with_trees_are_named(message):
-    with pytest.raises((TypeError, ValueError)) as raised:
-        hf_models.decode(
-            hf_models.tiny("llama"), **{"tree": (2,), "drafter": MODEL, **REFUSED[message]}
-        )
-    assert message in str(raised.value)
 
 
 class Scattered(StatelessDrafter):

@@ -95,20 +95,6 @@ def test_warm_up_serves_the_drafter_of_the_calls(monkeypatch):
     assert compiled_call(model, 5, 9, drafter=None)[0].stats.compiled.seconds > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"batch_sizes": 8}, TypeError, "batch_sizes must be a sequence, got 8"),
-        ({"batch_sizes": (1, 0)}, ValueError, r"batch_sizes\[1\] must be at least 1, got 0"),
-        ({"batch_sizes": ()}, ValueError, "batch_sizes must have at least one number, got none"),
-    ],
-    ids=str,
-)
-def test_warm_up_names_a_wrong_argument(arguments, error, message):
-    with pytest.raises(error, match=message):
-        warm_up(build("llama"), **arguments)
-
-
 def test_warm_up_packs_on_a_cpu_or_says_why_not():
     model = build("llama")
     assert warm_up(model)[1].packed.seconds > 0
