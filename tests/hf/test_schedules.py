@@ -199,15 +199,12 @@ def test_egag_by_hand():
 
 def test_egag_smooths_and_is_bounded_by_what_may_be_generated():
     schedule = started("egag:gamma_min=2,gamma_max=10,beta=0.75", vocab_size=16)
-    schedule.lengths(MOST)
-    schedule.continue_drafting(0, stats(0.5, entropy=math.log(16)))
-    assert schedule.record()["gamma"] == [2]
-    schedule.lengths(MOST)
-    schedule.continue_drafting(0, stats(0.5, entropy=0.0))
-    assert schedule.record()["gamma"] == [10 - 8 * 0.75]
-    schedule.lengths(np.array([3]))
-    schedule.continue_drafting(0, stats(0.5, entropy=0.0))
-    assert schedule.record()["gamma"] == [3]
+    for most, entropy, gamma in (
+        (MOST, math.log(16), 2), (MOST, 0.0, 10 - 8 * 0.75), (np.array([3]), 0.0, 3),
+    ):  # fmt: skip
+        schedule.lengths(most)
+        schedule.continue_drafting(0, stats(0.5, entropy=entropy))
+        assert schedule.record()["gamma"] == [gamma]
 
 
 def test_egag_keeps_the_average_of_a_sequence_that_drew_nothing():
