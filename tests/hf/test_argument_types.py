@@ -4,6 +4,7 @@ The wrong types follow from the annotations: what a parameter does not declare i
 hold what no annotation says.
 """
 
+import functools
 import inspect
 import math
 import re
@@ -299,7 +300,7 @@ def test_generate_has_every_option_with_its_type_default_and_text():
     assert mine - {"tokenizer", "stop_strings"} == {option.name for option in fields(Options)}
 
 
-WIDE = TreeSpec.branching((3, 2))
+WIDE, sparse = TreeSpec.branching((3, 2)), papers.SparseCacheDrafter.from_text
 MODEL = "a causal language model of Transformers, or a wrapper that forwards to one"
 VALUES = {
     # What no annotation says.
@@ -358,6 +359,16 @@ VALUES = {
     "drafters must be 2 to 8, got 0": lambda: papers.HorizontalCascade([], []),
     "learning_rate must be above 0 and finite, got 0": lambda: papers.DistilledDrafter(TINY, 0),
     "drafter must be given, got None": lambda: check_drafter(None, TINY),
+    "must be at least sinks + recent = 9, got 8": lambda: sparse("budget=8,recent=9,sinks=0"),
+    "recent must be at least chunk = 8, got 7": lambda: sparse("budget=64,chunk=8,recent=7"),
+    "recent, interval, got 'budget=64,sink=4'": lambda: sparse("budget=64,sink=4"),
+    **{
+        f"{name} must be an integer in [{low}, {2**31 - 1}], got {number}": functools.partial(
+            sparse, f"{name}={number}"
+        )
+        for name, low in (("budget", 1), ("chunk", 1), ("sinks", 0), ("recent", 1), ("interval", 1))
+        for number in (low - 1, 2**31)
+    },
 }
 
 

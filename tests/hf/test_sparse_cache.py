@@ -194,29 +194,6 @@ def test_beside_other_drafters_the_text_is_that_of_one_target_after_another(draf
         assert stats.accepted > 0
 
 
-MAX_TOKENS = 2**31 - 1
-MINIMA = {"budget": 1, "chunk": 1, "sinks": 0, "recent": 1, "interval": 1}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("budget=8,recent=9,sinks=0", "budget must be at least sinks + recent = 9, got 8"),
-        ("budget=64,chunk=8,recent=7", "recent must be at least chunk = 8, got 7"),
-        ("budget=64,sink=4", "recent, interval, got 'budget=64,sink=4'"),
-        *(
-            (f"{name}={number}", f"{name} must be an integer in [{low}, {MAX_TOKENS}], got")
-            for name, low in MINIMA.items()
-            for number in (low - 1, 2**31)
-        ),
-    ],
-)
-def test_wrong_numbers_are_refused_by_name(text, message):
-    with pytest.raises(ValueError) as raised:
-        SparseCacheDrafter.from_text(text)
-    assert message in str(raised.value)
-
-
 def test_what_a_sparse_cache_cannot_serve_is_refused_by_name():
     llama, hidden = hf_models.tiny("llama"), {"output_hidden_states": True}
     cascade = VerticalCascade("sparse_cache", "random")
