@@ -10,6 +10,8 @@ from specdec_hf.drafters.merge import TrieDrafter
 from specdec_hf.drafting.drafter import StatelessDrafter
 from specdec_hf.heads.eagle3.drafter import Eagle3Drafter
 from specdec_hf.loop.statistics import RoundRecord, SpecStats
+from specdec_hf.runner.module_copy import copied
+from specdec_hf.runner.packed.blocks import rounded_linear
 from specdec_hf.trees import TrieTree
 from specdec_lab.analysis.acceptance import MeasuredAcceptance
 from specdec_lab.analysis.operations import measure_operations
@@ -54,7 +56,7 @@ def measured_by(positions, *, greedy=False):
 
 def test_alpha_of_a_model_is_that_of_two_plain_forwards():
     model, text = text_of(FILTERED)
-    drafter = hf_models.held_by_int8(hf_models.perturbed("llama", 0.3))
+    drafter = copied(hf_models.perturbed("llama", 0.3), rounded_linear)
     measured = measured_by(replay(ModelDrafter(drafter), model, text, FILTERED))
 
     def probs(logits):
@@ -117,7 +119,7 @@ def test_a_drafter_does_not_see_the_text_that_follows():
 def test_the_targets_token_is_among_the_k_likeliest_of_the_drafter():
     """SpecInfer's table for greedy decoding, and lenience before the argmax."""
     model, text = text_of(GREEDY)
-    drafter = hf_models.held_by_int8(hf_models.perturbed("llama", 0.5))
+    drafter = copied(hf_models.perturbed("llama", 0.5), rounded_linear)
     measured = measured_by(replay(ModelDrafter(drafter), model, text, GREEDY), greedy=True)
     drafted, p = rows_of(drafter, text).argmax(-1), rows_of(model, text).softmax(-1)
     share = p[torch.arange(24), drafted] / p.amax(-1)

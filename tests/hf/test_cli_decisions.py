@@ -6,6 +6,8 @@ from specdec_hf import SpeculativeDecoder, Step
 from specdec_hf.cli.decisions import COLUMNS
 from specdec_hf.cli.explain import Explainer
 from specdec_hf.cli.trace import ASCII_MARKS, render
+from specdec_hf.runner.module_copy import copied
+from specdec_hf.runner.packed.blocks import rounded_linear
 from support import cli_models, hf_models
 from support.cli_models import reported
 
@@ -19,7 +21,7 @@ VOCAB = cli_models.END + 1
 @pytest.fixture(scope="module")
 def models():
     target = hf_models.build("llama", vocab_size=VOCAB)
-    return target, hf_models.held_by_int8(hf_models.with_noise(target, 0.1))
+    return target, copied(hf_models.with_noise(target, 0.1), rounded_linear)
 
 
 def explained(models, rule, sampling=SAMPLING, tokenizer=None, **options):

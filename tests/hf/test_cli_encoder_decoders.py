@@ -39,7 +39,7 @@ def test_generate_answers_with_an_encoder_decoder(t5, tmp_path, drafter):
     said = [token for one in turn["rounds"] for token in one if token["kind"] != "rejected"]
     assert [token["token"] for token in said] == turn["tokens"]
     if drafter == "model":
-        assert turn["stats"]["accepted"] == turn["stats"]["drafted"] > 0
+        assert turn["stats"]["accepted"] > 0
         assert [one["text"] for one in turn["alone"]] == [turn["text"]] * 2
     else:
         assert says(result, f"note: --drafter {drafter} has no text of its own")

@@ -9,7 +9,8 @@ from specdec_hf import EagleTree, ModelDrafter, generate, load_gguf, pack_
 from specdec_hf.model_files import load_model
 from specdec_hf.model_paths import MissingModelError
 from specdec_hf.runner.model_record import record_of
-from specdec_hf.runner.packed.blocks import BlockFile, blocks_pay, rounded_to_int8
+from specdec_hf.runner.module_copy import copied
+from specdec_hf.runner.packed.blocks import BlockFile, blocks_pay, rounded_linear, rounded_to_int8
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy
 from support import hf_models
 from support.cli_models import write_gguf
@@ -142,7 +143,7 @@ def test_a_draft_model_drafts_on_weights_rounded_to_int8():
     assert drafted(draft)[0] == drafted(floats)[0]
     *rounded, blocks = drafted(draft, **sampled)
     assert (rounded != drafted(floats, **sampled)[:2], blocks > 9) == (True, True)
-    held = ModelDrafter(hf_models.held_by_int8(copy.deepcopy(draft)), draft_weights="float")
+    held = ModelDrafter(copied(draft, rounded_linear), draft_weights="float")
     assert drafted(held, **sampled) == (*rounded, 0)
     assert drafted(draft, tree=EagleTree(8, 2, 2))[2] == blocks
     assert drafted("layers:1")[2] == 0

@@ -41,12 +41,8 @@ def numbered(pieces) -> dict[str, int]:
 
 def strips() -> decoders.Decoder:
     """The decoder of Llama 2, Mistral 7B v0.1, TinyLlama and Phi-3."""
-    return decoders.Sequence(
-        [
-            decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )  # fmt: skip
+    parts = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
+    return decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
 
 
 def sentence_piece(pieces=(*PIECES, *BYTES)) -> PreTrainedTokenizerFast:
@@ -201,7 +197,7 @@ def write_folder(path: Path, template: str | None = TEMPLATE, **settings: int) -
 
 def write_encoder_decoder(path: Path, name: str = "t5", seed: int | None = None) -> Path:
     """A folder of a tiny encoder-decoder, whose tokenizer has no chat template."""
-    hf_models.held_by_int8(hf_models.encoder_decoder(name, END + 1, seed)).save_pretrained(path)
+    hf_models.encoder_decoder(name, END + 1, seed).save_pretrained(path)
     tokenizer(None).save_pretrained(path)
     return path
 

@@ -20,7 +20,6 @@ from specdec_hf.cli.weights import load_embedded
 from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import save_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
-from specdec_hf.runner.packed.blocks import rounded_to_int8
 from specdec_lab.training.draft_model import DraftLlama, DraftModelConfig
 from specdec_lab.training.unrolled import TrainingBatch, loss_of, unroll
 from specdec_papers.blockwise import BlockwiseHeads, save_blockwise
@@ -33,7 +32,6 @@ from specdec_papers.parallel import ParallelConfig
 from specdec_papers.pass_head import PassConfig, PassHead, save_pass
 from transformers.generation.streamers import BaseStreamer
 
-from specdec_kernels import unpack_blocks
 from specdec_kernels.versions import SUPPORTED, release
 
 VOCAB = 67
@@ -123,15 +121,6 @@ def with_noise(model: Any, amount: float) -> Any:
                 noise = torch.randn(weight.shape, generator=generator)
                 weight.add_(amount * weight.std() * noise.to(weight))
     return copied
-
-
-def held_by_int8(model: Any) -> Any:
-    """The model, whose weights are rounded as those of draft models are."""
-    with torch.no_grad():
-        for module in model.modules():
-            if type(module) is torch.nn.Linear and (blocks := rounded_to_int8(module.weight)):
-                module.weight.copy_(unpack_blocks(blocks))
-    return model
 
 
 def drafter_for(name: str, kind: str) -> Any:

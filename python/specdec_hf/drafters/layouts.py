@@ -6,8 +6,8 @@ from typing import Any
 
 from specdec_hf.drafters.composed import ComposedDrafter
 from specdec_hf.drafters.merge import TrieDrafter
-from specdec_hf.drafters.model import ModelDrafter, ModelTreeDrafter
-from specdec_hf.drafters.tree_model import TreeModelDrafter
+from specdec_hf.drafters.model import ModelDrafter
+from specdec_hf.drafters.tree_model import ModelTreeDrafter, TreeModelDrafter
 from specdec_hf.drafting.drafter import Drafter
 from specdec_hf.trees import EagleTree, Layout, TrieTree
 

@@ -18,11 +18,6 @@ from specdec_hf.drafters.chain import (
     note_ropes,
     room_in,
 )
-from specdec_hf.drafters.growing_tree import (
-    GrowingTreeDrafter,
-    GrowingTreeState,
-    call_for_tree,
-)
 from specdec_hf.drafting.call import NOTHING, DrafterCall, Drawn
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import (
@@ -36,6 +31,7 @@ from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.choose import choose_cache
 from specdec_hf.runner.forwards import compiles_on, pack_for
 from specdec_hf.runner.model_record import record_of
+from specdec_hf.runner.packed.blocks import rounded_to_int8
 from specdec_hf.runner.protocol import (
     CacheRequest,
     Lengths,
@@ -46,7 +42,6 @@ from specdec_hf.runner.protocol import (
     to_device,
     vocab_size_of,
 )
-from specdec_hf.trees import EagleTree
 
 if TYPE_CHECKING:
     from specdec_hf.extras.encoded import Encoded
@@ -191,7 +186,8 @@ class DraftModel(Stepper):
         self.device: torch.device = model.device
         self.call = call
         rounded = draft_weights == "int8" and may_be_rounded(model, call.model)
-        packed_model, packed = pack_for(model, call.forwards.compile, rounded=rounded)
+        rounding = rounded_to_int8 if rounded else None
+        packed_model, packed = pack_for(model, call.forwards.compile, rounding)
         request = CacheRequest(
             call.batch_size, cache, tree=tree, self_check=call.forwards.self_check,
             encoded=self._encode(own_vocabulary),
@@ -343,31 +339,3 @@ class DraftModel(Stepper):
 
     def take(self, b: int, other: DraftModel, index: int) -> None:
         self.runner.take(b, other.runner, index)
-
-
-class ModelTreeDrafter(GrowingTreeDrafter):
-    """A draft model whose trees grow so.
-
-    Args:
-        model: the draft model. Neither it nor its configs are changed.
-        layout: size of the tree.
-        draft_weights: see `DraftModel`.
-    """
-
-    name = "model"
-
-    def __init__(self, model: Any, layout: EagleTree, draft_weights: str) -> None:
-        super().__init__(layout)
-        self.model, self.draft_weights = model, draft_weights
-
-    def begin(self, call: DrafterCall) -> State:
-        """Check the vocabulary and make an empty cache.
-
-        Raises:
-            ValueError: a draft model that does not fit; see `DraftModel`.
-        """
-        stepper = DraftModel(
-            self.model, call_for_tree(call, self.layout), "spec", tree=True,
-            draft_weights=self.draft_weights,
-        )  # fmt: skip
-        return GrowingTreeState(call, self.layout, stepper)

@@ -26,6 +26,11 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafters.composed import ComposedDrafter, candidates_for
+from specdec_hf.drafters.growing_tree import (
+    GrowingTreeDrafter,
+    GrowingTreeState,
+    call_for_tree,
+)
 from specdec_hf.drafters.model import DraftModel
 from specdec_hf.drafting.call import NOTHING, DrafterCall, Drawn, reads_draft
 from specdec_hf.drafting.context import History
@@ -39,7 +44,7 @@ from specdec_hf.drafting.drafter import (
 )
 from specdec_hf.drafting.sampling import mask_below_limits
 from specdec_hf.runner.protocol import to_device
-from specdec_hf.trees import MAX_NODES, Forest, TreeSpec
+from specdec_hf.trees import MAX_NODES, EagleTree, Forest, TreeSpec
 from specdec_kernels import TREE_RULES_READING_DRAFT, expand_tree
 
 # Rule "auto" is multi_draft_wor, and the other rules that read the draft precede those that do not.
@@ -362,3 +367,31 @@ def _pick(
 ) -> torch.Tensor:
     """[B, C], the token of each child among those [B, m, K] of the node that owns it."""
     return tokens[:, to_device(owners, tokens.device), to_device(ranks, tokens.device)]
+
+
+class ModelTreeDrafter(GrowingTreeDrafter):
+    """A draft model whose trees grow so.
+
+    Args:
+        model: the draft model. Neither it nor its configs are changed.
+        layout: size of the tree.
+        draft_weights: see `DraftModel`.
+    """
+
+    name = "model"
+
+    def __init__(self, model: Any, layout: EagleTree, draft_weights: str) -> None:
+        super().__init__(layout)
+        self.model, self.draft_weights = model, draft_weights
+
+    def begin(self, call: DrafterCall) -> State:
+        """Check the vocabulary and make an empty cache.
+
+        Raises:
+            ValueError: a draft model that does not fit; see `DraftModel`.
+        """
+        stepper = DraftModel(
+            self.model, call_for_tree(call, self.layout), "spec", tree=True,
+            draft_weights=self.draft_weights,
+        )  # fmt: skip
+        return GrowingTreeState(call, self.layout, stepper)

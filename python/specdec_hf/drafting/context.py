@@ -141,9 +141,8 @@ def _at(states: list[torch.Tensor], columns: NDArray[np.int64]) -> torch.Tensor:
     if (columns == np.arange(size)).all():
         return joined[:, :size]
     # Two indices would wake PyTorch's threads, which then spin beside those of the next forward.
-    first = joined.shape[1] * np.arange(len(columns))[:, None]
-    rows = to_device((first + columns.clip(0)).flatten(), joined.device)
-    taken: torch.Tensor = joined.flatten(0, 1).index_select(0, rows)
+    rows = joined.shape[1] * np.arange(len(columns))[:, None] + columns.clip(0)
+    taken = joined.flatten(0, 1).index_select(0, to_device(rows.flatten(), joined.device))
     return taken.view(*columns.shape, -1)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from specdec_hf.runner.model_record import record_of
+from specdec_hf.runner.packed.linear import Stored
 from specdec_hf.runner.packed.model import PackedModel, PackedStats, pack_for_call
 
 # Kernels for a few tokens are fastest at these widths; wider forwards are not padded.
@@ -129,10 +130,10 @@ def compiles_on(device: torch.device) -> bool:
 Packing = tuple[PackedModel | None, PackedStats | None]
 
 
-def pack_for(model: Any, compile: bool | None, *, rounded: bool = False) -> Packing:
+def pack_for(model: Any, compile: bool | None, rounding: Stored | None = None) -> Packing:
     """What `pack_for_call` gives where a model is packed; see `Options.compile`."""
     if model.device.type != "cpu":
         record_of(model).packed.clear()  # it would keep the weights that were on the CPU
     if compile is False or compiles_on(model.device):
         return None, None
-    return pack_for_call(model, rounded=rounded)
+    return pack_for_call(model, rounding)

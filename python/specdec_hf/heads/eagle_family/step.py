@@ -23,10 +23,10 @@ from specdec_hf.runner.comparison import compare, tolerance_of
 from specdec_hf.runner.forwards import is_long
 from specdec_hf.runner.model_record import record_of
 from specdec_hf.runner.module_copy import copied
-from specdec_hf.runner.packed.blocks import rounded_to_int8
+from specdec_hf.runner.packed.blocks import rounded_linear, rounded_to_int8
 from specdec_hf.runner.packed.linear import LinearWithPackedCopy, bytes_of, unpacked_reason
 from specdec_hf.runner.packed.model import PackedStats, check_packable, resident_bytes
-from specdec_kernels import PackedLinear, kv_append_, pack_linear, unpack_blocks
+from specdec_kernels import PackedLinear, kv_append_, pack_linear
 
 
 class PairStep(nn.Module):
@@ -184,7 +184,7 @@ class PackedStep:
         """The head's own step, on the weights that `packed` multiplies by."""
         if not self.rounded:
             return PairStep(head)
-        return cast("PairStep", copied(PairStep(head), _rounded))
+        return cast("PairStep", copied(PairStep(head), rounded_linear))
 
     def compare(self, head: PairHead) -> str | None:
         """Compare logits of `packed` with the head's own; gives the reason of a first failure."""
@@ -196,20 +196,6 @@ class PackedStep:
                 return None
             self.eager = PairStep(head)
             return f"on packed weights {reason}"
-
-
-def _rounded(module: Any) -> nn.Linear | None:
-    """A linear layer with the numbers that the blocks of `rounded_to_int8` stand for."""
-    blocks = None
-    if unpacked_reason(module) is None:
-        blocks = rounded_to_int8(module.weight.detach())
-    if blocks is None:
-        return None
-    layer = nn.Linear(blocks.in_features, blocks.out_features, device="meta")
-    weight = unpack_blocks(blocks).to(module.weight.dtype)
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    layer.bias = module.bias
-    return layer
 
 
 def difference_of(

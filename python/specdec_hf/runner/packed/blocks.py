@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from specdec_hf.runner.packed.linear import unpacked_reason
 from specdec_kernels import (
     BLOCK_FORMATS,
     PackedLinear,
@@ -162,3 +164,17 @@ def rounded_to_int8(weight: torch.Tensor) -> PackedLinear | None:
     numbers = (blocks / scale.float().clamp_min(2.0**-24)).round().clamp(-127, 127).to(torch.int8)
     bytes_of_blocks = torch.cat([scale.view(torch.int8), numbers], dim=-1)
     return pack_blocks(bytes_of_blocks.view(torch.uint8).flatten(1), "Q8_0")
+
+
+def rounded_linear(module: Any) -> nn.Linear | None:
+    """A linear layer with the numbers that the blocks of `rounded_to_int8` stand for."""
+    blocks = None
+    if unpacked_reason(module) is None:
+        blocks = rounded_to_int8(module.weight.detach())
+    if blocks is None:
+        return None
+    layer = nn.Linear(blocks.in_features, blocks.out_features, device="meta")
+    weight = unpack_blocks(blocks).to(module.weight.dtype)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.bias = module.bias
+    return layer

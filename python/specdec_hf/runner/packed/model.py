@@ -42,8 +42,7 @@ class PackedStats:
 
     Attributes:
         layers: linear layers with packed weights.
-        blocks: of them, those that multiply by blocks: of the GGUF file of the model, or of weights
-            that were rounded to int8 for drafts.
+        blocks: of them, those that multiply by blocks, of a file or rounded to int8 for drafts.
         fused: decoder layers that run by `decoder_layers_`, or by `norm_qkv_rope` and
             `output_norm_mlp` where the cache is not the loop's own, layers differ or have several
             masks.
@@ -113,7 +112,7 @@ class PackedModel:
 
     Args:
         model: that `copy_reason` allows; it is not changed.
-        stored, apart: see `LinearWithPackedCopy`.
+        pack: makes a `LinearWithPackedCopy` of a layer.
 
     Attributes:
         model: the packed model, of the model's class.
@@ -126,12 +125,10 @@ class PackedModel:
         seconds: how long packing took in the last call, 0 where nothing was packed.
     """
 
-    def __init__(
-        self, model: nn.Module, stored: Stored | None = None, *, apart: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, pack: Callable[..., Any] = LinearWithPackedCopy) -> None:
         from specdec_hf.runner.packed.decoder_layer import fuse  # noqa: PLC0415  # on a CPU
 
-        self.seconds, self._pack = 0.0, partial(LinearWithPackedCopy, stored=stored, apart=apart)
+        self.seconds, self._pack = 0.0, pack
         self.made_for = structure_of(model)
         self._others: dict[nn.Module, None] = {}  # each once, in order
         self._packed: dict[int, LinearWithPackedCopy] = {}
@@ -200,10 +197,8 @@ def is_other_linear(module: Any) -> bool:
     return _is_adapted(module) or sized or isinstance(module, nn.Linear)
 
 
-def packed_model_of(model: Any, *, rounded: bool = False) -> PackedModel:
-    """The packed model of a model, made at the first call and again where the model changed.
-
-    With ``rounded`` its weights are rounded to int8, where that pays.
+def packed_model_of(model: Any, rounding: Stored | None = None) -> PackedModel:
+    """The packed model of a model, or of ``rounding`` of its weights; made again where it changed.
 
     Raises:
         ValueError: none can be made, or there is no memory for it; the message says why.
@@ -214,17 +209,14 @@ def packed_model_of(model: Any, *, rounded: bool = False) -> PackedModel:
         if reason is not None:
             raise ValueError(reason)
         record = record_of(model)
+        rounded, stored = rounding is not None, record.blocks and record.blocks.pack
         made: PackedModel | None = record.packed.get(rounded)
         if made is None or made.made_for != structure_of(model):
             record.packed.pop(rounded, None)
             check_packable(model)
-            stored = record.blocks and record.blocks.pack
-            if rounded:
-                from specdec_hf.runner.packed import blocks  # noqa: PLC0415  # for draft models
-
-                stored = blocks.rounded_to_int8
+            pack = partial(LinearWithPackedCopy, stored=rounding or stored, apart=rounded)
             with torch.inference_mode(False), torch.no_grad():
-                made = record.packed[rounded] = PackedModel(model, stored, apart=rounded)
+                made = record.packed[rounded] = PackedModel(model, pack)
             changed = True
         else:
             changed = made.refresh()
@@ -256,12 +248,12 @@ def resident_bytes() -> int:
     return size
 
 
-def pack_for_call(model: Any, *, rounded: bool = False) -> tuple[PackedModel | None, PackedStats]:
+def pack_for_call(model: Any, how: Stored | None = None) -> tuple[PackedModel | None, PackedStats]:
     """The packed model of a model for one call, None where there is none, and what to report."""
     if model.device.type != "cpu":
         return None, PackedStats(reason="weights are packed on a CPU only")
     try:
-        packed_model = packed_model_of(model, rounded=rounded)
+        packed_model = packed_model_of(model, how)
     except ValueError as error:
         return None, PackedStats(reason=str(error))
     layers: list[LinearWithPackedCopy | OnlyPacked] = [*packed_model.layers, *packed_model.kept]
