@@ -137,13 +137,13 @@ class CommittedStates:
 
 def _at(states: list[torch.Tensor], columns: NDArray[np.int64]) -> torch.Tensor:
     """Gather columns [B, n] of each layer's states and join them; -1 gives any state."""
-    joined, size = torch.cat(states, dim=-1), columns.shape[1]
-    if (columns == np.arange(size)).all():
-        return joined[:, :size]
+    if (columns == np.arange(columns.shape[1])).all():
+        return torch.cat([layer[:, : columns.shape[1]] for layer in states], dim=-1)
     # Two indices would wake PyTorch's threads, which then spin beside those of the next forward.
-    rows = joined.shape[1] * np.arange(len(columns))[:, None] + columns.clip(0)
-    taken = joined.flatten(0, 1).index_select(0, to_device(rows.flatten(), joined.device))
-    return taken.view(*columns.shape, -1)
+    numbers = states[0].shape[1] * np.arange(len(columns))[:, None] + columns.clip(0)
+    rows = to_device(numbers.flatten(), states[0].device)
+    taken = [layer.flatten(0, 1).index_select(0, rows) for layer in states]
+    return torch.cat(taken, dim=-1).view(*columns.shape, -1)
 
 
 def _first(columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
