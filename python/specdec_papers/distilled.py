@@ -93,6 +93,7 @@ class DistilledDrafter(ModelDrafter):
     name = "distilled"
     needs = Needs(rejections=True)
     is_model = False  # it learns from chains
+    draft_weights = "float"  # a step of training may be smaller than one of int8
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Draft, Drafter, State
 from specdec_hf.request.inputs import check_language_model
+from specdec_hf.runner.packed.blocks import DRAFT_WEIGHTS, checked_draft_weights
 from transformers import PreTrainedTokenizerBase
 
 LOOKBEHIND = 10  # as in Transformers
@@ -48,6 +49,7 @@ class OtherVocabularyDrafter(Drafter):
         tokenizer: the target's tokenizer.
         assistant_lookbehind, target_lookbehind: how many tokens before new text each tokenizer
             sees with it.
+        draft_weights: see `DraftModel`.
 
     Raises:
         TypeError: a model or tokenizer that is none, a number of tokens that is no integer.
@@ -67,8 +69,10 @@ class OtherVocabularyDrafter(Drafter):
         *,
         assistant_lookbehind: int = LOOKBEHIND,
         target_lookbehind: int = LOOKBEHIND,
+        draft_weights: str = DRAFT_WEIGHTS[0],
     ) -> None:
         check_language_model("model", model)
+        self.draft_weights = checked_draft_weights(draft_weights)
         for name, value in (
             ("assistant_tokenizer", assistant_tokenizer),
             ("tokenizer", tokenizer),
@@ -120,7 +124,8 @@ class OtherVocabularyDrafter(Drafter):
 class _TextState(State):
     def __init__(self, drafter: OtherVocabularyDrafter, call: DrafterCall) -> None:
         self.drafter = drafter
-        self._model = DraftModel(drafter.model, call, own_vocabulary=True)
+        weights = drafter.draft_weights
+        self._model = DraftModel(drafter.model, call, own_vocabulary=True, draft_weights=weights)
         self.cost = self._model.cost
         size = call.batch_size
         self._texts = [Translation(drafter.target, drafter.ours) for _ in range(size)]

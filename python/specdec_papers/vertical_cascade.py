@@ -31,6 +31,7 @@ from specdec_hf.drafting.call import DrafterCall, Drawn, reads_draft
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS, Cost, Draft, Round, State
 from specdec_hf.request.inputs import check_language_model
+from specdec_hf.runner.packed.blocks import DRAFT_WEIGHTS, checked_draft_weights
 from specdec_hf.runner.protocol import Lengths, to_device
 
 from specdec_kernels import Rule, Verdict, verify_chain
@@ -76,7 +77,8 @@ class StagedModel(DraftModel):
     def __init__(
         self, cascade: VerticalCascade, call: DrafterCall, levels: int, number: int = 0
     ) -> None:
-        super().__init__(cascade.model, call, "spec", tree=True)
+        weights = cascade.draft_weights
+        super().__init__(cascade.model, call, "spec", tree=True, draft_weights=weights)
         self._longest, self._levels = cascade.num_assistant_tokens, levels
         # The most likely guess is drawn most often; under match drafts share the noise of their
         # position, and the same noise draws the guess.
@@ -250,6 +252,7 @@ class VerticalCascade(Cascade):
         drafter: drafts for it: a smaller model, the name of a drafter, or a `Drafter`, such as
             another `VerticalCascade`; one that rolls back.
         num_assistant_tokens: tokens that ``drafter`` drafts in each round of ``model``.
+        draft_weights: of ``model``, see `DraftModel`.
 
     Raises:
         TypeError: no model, or no drafter.
@@ -260,7 +263,15 @@ class VerticalCascade(Cascade):
     draws = True
     rules = RULES_OF_DRAWN_DRAFTS
 
-    def __init__(self, model: Any, drafter: Any, num_assistant_tokens: int = 3) -> None:
+    def __init__(
+        self,
+        model: Any,
+        drafter: Any,
+        num_assistant_tokens: int = 3,
+        *,
+        draft_weights: str = DRAFT_WEIGHTS[0],
+    ) -> None:
+        self.draft_weights = checked_draft_weights(draft_weights)
         self.model: Any = as_drafter(model) if isinstance(model, str) else model
         if isinstance(self.model, SparseCacheDrafter):
             self.rolls_back = False
@@ -299,7 +310,8 @@ class VerticalState(State):
         if isinstance(drafter.model, SparseCacheDrafter):
             self.stepper, lead = drafter.model.stepper(call), call.model
         else:
-            self.stepper, lead = DraftModel(drafter.model, call), drafter.model
+            weights, lead = drafter.draft_weights, drafter.model
+            self.stepper = DraftModel(lead, call, draft_weights=weights)
         self.cost = Cost(self.stepper.cost.relative)
         # The draft model's rule. Where Q is read it must be lossless for Q. Under match all levels
         # share the noise of a position, and the greedy rule serves drafts that are not drawn.

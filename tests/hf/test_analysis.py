@@ -56,8 +56,9 @@ def measured_by(positions, *, greedy=False):
 
 def test_alpha_of_a_model_is_that_of_two_plain_forwards():
     model, text = text_of(FILTERED)
-    drafter = copied(hf_models.perturbed("llama", 0.3), rounded_linear)
+    drafter = hf_models.perturbed("llama", 0.3)
     measured = measured_by(replay(ModelDrafter(drafter), model, text, FILTERED))
+    drafter = copied(drafter, rounded_linear)  # what it drafts with
 
     def probs(logits):
         keep = logits >= logits.topk(20).values[:, -1:]
@@ -119,8 +120,9 @@ def test_a_drafter_does_not_see_the_text_that_follows():
 def test_the_targets_token_is_among_the_k_likeliest_of_the_drafter():
     """SpecInfer's table for greedy decoding, and lenience before the argmax."""
     model, text = text_of(GREEDY)
-    drafter = copied(hf_models.perturbed("llama", 0.5), rounded_linear)
+    drafter = hf_models.perturbed("llama", 0.5)
     measured = measured_by(replay(ModelDrafter(drafter), model, text, GREEDY), greedy=True)
+    drafter = copied(drafter, rounded_linear)  # what it drafts with
     drafted, p = rows_of(drafter, text).argmax(-1), rows_of(model, text).softmax(-1)
     share = p[torch.arange(24), drafted] / p.amax(-1)
     wanted = [float((share >= l).double().mean()) for l in measured.lenience]

@@ -21,7 +21,7 @@ VOCAB = cli_models.END + 1
 @pytest.fixture(scope="module")
 def models():
     target = hf_models.build("llama", vocab_size=VOCAB)
-    return target, copied(hf_models.with_noise(target, 0.1), rounded_linear)
+    return target, hf_models.with_noise(target, 0.1)
 
 
 def explained(models, rule, sampling=SAMPLING, tokenizer=None, **options):
@@ -47,6 +47,11 @@ def probs(model, ids, temperature=SAMPLING["temperature"]):
         return (model(torch.tensor([ids])).logits[0, -1].double() / temperature).softmax(-1)
 
 
+def drafts(models, ids, *temperature):
+    """That of the draft model, on the weights that it drafts with."""
+    return probs(copied(models[1], rounded_linear), ids, *temperature)
+
+
 @pytest.mark.parametrize("rule", ["token", "token-copied", "block", "match"])
 def test_the_decisions_of_chains_are_those_of_plain_forwards(models, rule):
     rule, _, copied = rule.partition("-")
@@ -64,10 +69,10 @@ def test_the_decisions_of_chains_are_those_of_plain_forwards(models, rule):
             if token.drafter and copied:
                 assert token.q == 1
             elif token.drafter and rule != "match":
-                wanted = float(probs(models[1], before, 0.3)[token.token])
+                wanted = float(drafts(models, before, 0.3)[token.token])
                 assert token.q == pytest.approx(wanted, abs=1e-5)
                 # Negative control: the distribution one token later is another one.
-                later = float(probs(models[1], ids[: token.position + 1], 0.3)[token.token])
+                later = float(drafts(models, ids[: token.position + 1], 0.3)[token.token])
                 assert token.q != pytest.approx(later, abs=1e-7)
             if rule == "match":
                 assert (token.uniform, token.q) == (None, None)
@@ -126,7 +131,7 @@ def test_the_nodes_of_trees_are_those_of_plain_forwards(models, rule):
                 assert node.q is None
                 continue
             assert node.p == pytest.approx(float(p[node.token]), abs=1e-5)
-            q = float(probs(models[1], before)[node.token])
+            q = float(drafts(models, before)[node.token])
             assert node.q == pytest.approx(q, abs=1e-5)
             if node is siblings[node.parent][0] and node.accept_prob is not None:
                 assert node.accept_prob == pytest.approx(min(1, node.p / node.q), rel=1e-3)

@@ -10,6 +10,8 @@ from specdec_hf import EagleTree, ModelDrafter
 from specdec_hf.arguments import split_options
 from specdec_hf.drafters.resolve import resolve_drafter
 from specdec_hf.drafting.parsed import SAMPLING, sampling_of
+from specdec_hf.runner.module_copy import copied
+from specdec_hf.runner.packed.blocks import rounded_linear
 from support.drafter_proof import (
     PROMPTS,
     VOCAB,
@@ -30,6 +32,11 @@ def drafted(drafter, size=400, prompt=PROMPT, **fields):
     call = {"rule": "token", **CALL, "seeds": torch.arange(size), **fields}
     state = begun(drafter, size, model=target()[0], **call)
     return propose(state, history_of(*[prompt] * size), GAMMA)
+
+
+def rounded(model):
+    """What a draft model drafts with."""
+    return copied(model, rounded_linear)
 
 
 def logits_after(model, length):
@@ -57,7 +64,7 @@ def test_the_emitted_distribution_is_the_targets(own, rule):
     draft = drafted(ModelDrafter(model, **own), rule=rule)
     rows = {first: b for b, (first, _) in enumerate(draft.tokens.tolist())}
     filters = {**CALL, **own} if own.get("temperature") != 0 else {**CALL, "top_k": 1}
-    q, p = tables(model, GAMMA, **filters), tables(target()[0], GAMMA + 1, **CALL)
+    q, p = tables(rounded(model), GAMMA, **filters), tables(target()[0], GAMMA + 1, **CALL)
     raw = [logits_after(target()[0], length) for length in range(GAMMA + 1)]
 
     def verify(drafts, uniforms):
@@ -83,13 +90,15 @@ def test_drafts_are_drawn_from_their_own_distribution():
     model = draft_model(target()[0])
     for own in OWN[:3]:
         draft = drafted(ModelDrafter(model, **own), size=2000)
-        expected = tables(model, 1, **{**CALL, **own})[0]
+        expected = tables(rounded(model), 1, **{**CALL, **own})[0]
         found = torch.bincount(draft.tokens[:, 0], minlength=VOCAB) / 2000
         assert (found - expected).abs().max() < 0.05
-        others = tables(model, 1, **CALL)[0]  # the control: those of the call are far from these
+        others = tables(rounded(model), 1, **CALL)[
+            0
+        ]  # the control: those of the call are far from these
         assert (found - others).abs().max() > 0.1
     greedy = drafted(ModelDrafter(model, temperature=0.0), size=50).tokens[:, 0]
-    assert greedy.unique().tolist() == [int(logits_after(model, 0).argmax())]
+    assert greedy.unique().tolist() == [int(logits_after(rounded(model), 0).argmax())]
 
 
 def test_greedy_sequences_draft_the_most_likely_tokens():

@@ -5,7 +5,7 @@ import copy
 import gguf
 import pytest
 import torch
-from specdec_hf import EagleTree, ModelDrafter, generate, load_gguf, pack_
+from specdec_hf import EagleTree, ModelDrafter, TreeSpec, generate, load_gguf, pack_
 from specdec_hf.model_files import load_model
 from specdec_hf.model_paths import MissingModelError
 from specdec_hf.runner.model_record import record_of
@@ -131,7 +131,7 @@ def test_a_head_drafts_on_weights_rounded_to_int8(file):
 
 
 def test_a_draft_model_drafts_on_weights_rounded_to_int8():
-    """They are its own: those of the target, or of a file's blocks, stay as they are."""
+    """They are its own: those of the target stay as they are."""
     target, draft = hf_models.tiny("llama"), hf_models.perturbed("llama", 0.1)
 
     def drafted(drafter, **settings):
@@ -145,7 +145,14 @@ def test_a_draft_model_drafts_on_weights_rounded_to_int8():
     assert (rounded != drafted(floats, **sampled)[:2], blocks > 9) == (True, True)
     held = ModelDrafter(copied(draft, rounded_linear), draft_weights="float")
     assert drafted(held, **sampled) == (*rounded, 0)
-    assert drafted(draft, tree=EagleTree(8, 2, 2))[2] == blocks
+    for tree in (EagleTree(8, 2, 2), TreeSpec.chain(2)):
+        assert drafted(draft, tree=tree)[2] == blocks
+        assert drafted(floats, tree=tree)[2] == 0
+    changed = copy.deepcopy(draft)
+    assert drafted(changed, **sampled) == (*rounded, blocks)
+    with torch.no_grad():
+        changed.lm_head.weight.neg_()
+    assert drafted(changed, **sampled)[1:] != (*rounded[1:], blocks)
     assert drafted("layers:1")[2] == 0
     with pytest.raises(ValueError, match="draft_weights must be int8 or float, got 'int4'"):
         ModelDrafter(draft, draft_weights="int4")

@@ -41,8 +41,6 @@ from specdec_hf.drafting import checks
 from specdec_hf.drafting.call import reads_draft
 from specdec_hf.drafting.drafter import rules_of
 from specdec_hf.loop import drafted
-from specdec_hf.runner.module_copy import copied
-from specdec_hf.runner.packed.blocks import rounded_linear
 from specdec_hf.schedules.base import Schedule
 from specdec_papers.cascade import HorizontalCascade
 from specdec_papers.distilled import DistilledDrafter
@@ -376,7 +374,7 @@ Make = Callable[[Any, Path], Any]
 @functools.cache
 def draft_model(target: Any) -> Any:
     """A model that often agrees with the target."""
-    return copied(hf_models.with_noise(target, 0.2), rounded_linear)
+    return hf_models.with_noise(target, 0.2)
 
 
 def named(text: str) -> Make:

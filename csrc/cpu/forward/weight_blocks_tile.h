@@ -170,25 +170,26 @@ inline V add_pairs(V sum, V weights, const uint16_t* x) {
 }
 
 // The weights of a panel of bfloat16: those of two inputs side by side in each lane.
-class Pairs {
+class Interleave {
  public:
-  Pairs() {
+  Interleave() {
     alignas(64) uint16_t order[32];
     for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
-    interleave_ = load<__m512i>(order);
+    order_ = load<__m512i>(order);
   }
   V operator()(V first, V second) const {
     const auto rounded = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-    return (V)_mm512_maskz_permutexvar_epi16(~0u, interleave_, rounded);
+    return (V)_mm512_maskz_permutexvar_epi16(~0u, order_, rounded);
   }
 
  private:
-  __m512i interleave_;
+  __m512i order_;
 };
 
-// As `Blocks::each_input`, but f(the second input of a pair, pairs of both registers).
+// Calls f(k, weights of both registers) for each pair of inputs k - 1 and k of a block, and g as
+// `Blocks::each_input` does.
 template <class Format, class F, class G>
-inline void each_pair(Format& blocks, const Pairs& pairs, F&& f, G&& g) {
+inline void each_pair(Format& blocks, const Interleave& pairs, F&& f, G&& g) {
   V first[2];
   blocks.each_input(
       [&](int64_t k, V w0, V w1) {
@@ -206,7 +207,7 @@ inline void each_pair(Format& blocks, const Pairs& pairs, F&& f, G&& g) {
 template <WeightFormat kFormat>
 void unpack_pairs(const char* from, int64_t inputs, void* out) {
   using Format = Blocks<kFormat>;
-  const Pairs pairs;
+  const Interleave pairs;
   Format blocks(from);
   auto* to = static_cast<char*>(out);
   for (int64_t done = 0; done < inputs; done += Format::kBlock.inputs) {
@@ -272,13 +273,13 @@ void multiply_blocks(const float* x, int64_t stride, const char* from, int64_t i
   rows.add_to(totals);
 }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 // The same for rows of bfloat16.
 template <WeightFormat kFormat, int M>
 void multiply_pairs(const uint16_t* x, int64_t stride, const char* from, int64_t inputs,
                     V (*totals)[2]) {
   using Format = Blocks<kFormat>;
-  const Pairs pairs;
+  const Interleave pairs;
   Format blocks(from);
   RowSums<M> rows;
   for (const uint16_t* end = x + inputs; x < end; x += Format::kBlock.inputs) {

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.arguments import shown
 from specdec_hf.drafting.call import NOTHING, DrafterCall, Drawn, reads_draft
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Cost, Draft, Round, State
@@ -20,18 +19,6 @@ from specdec_hf.runner.protocol import ROPES_BY_LENGTH, Lengths, rounded, to_dev
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-DRAFT_WEIGHTS = ("int8", "float")  # the first is the default
-
-
-def checked_draft_weights(value: str) -> str:
-    """The value, where it is one of `DRAFT_WEIGHTS`."""
-    if not isinstance(value, str):
-        raise TypeError(f"draft_weights must be a string, got {shown(value)}")
-    if value not in DRAFT_WEIGHTS:
-        raise ValueError(f"draft_weights must be {' or '.join(DRAFT_WEIGHTS)}, got {shown(value)}")
-    return value
 
 
 class Stepper(Protocol):

@@ -10,14 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import PARAMETERS, check_value, shown
-from specdec_hf.drafters.chain import (
-    DRAFT_WEIGHTS,
-    ChainState,
-    Stepper,
-    checked_draft_weights,
-    note_ropes,
-    room_in,
-)
+from specdec_hf.drafters.chain import ChainState, Stepper, note_ropes, room_in
 from specdec_hf.drafting.call import NOTHING, DrafterCall, Drawn
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import (
@@ -31,7 +24,12 @@ from specdec_hf.request.inputs import check_language_model
 from specdec_hf.runner.choose import choose_cache
 from specdec_hf.runner.forwards import compiles_on, pack_for
 from specdec_hf.runner.model_record import record_of
-from specdec_hf.runner.packed.blocks import rounded_to_int8
+from specdec_hf.runner.packed.blocks import (
+    DRAFT_WEIGHTS,
+    blocks_pay,
+    checked_draft_weights,
+    rounded_to_int8,
+)
 from specdec_hf.runner.protocol import (
     CacheRequest,
     Lengths,
@@ -120,7 +118,9 @@ class ModelDrafter(Drafter):
 
 
 def may_be_rounded(model: Any, target: Any) -> bool:
-    """Whether a draft model has weights of its own, and no blocks of a file."""
+    """Whether a draft model has weights of its own, in a dtype for which blocks pay."""
+    if not blocks_pay(model.dtype):
+        return False
     own, others = ({x.data_ptr() for x in one.parameters()} for one in (model, target))
     return not own & others and record_of(model).blocks is None
 
@@ -185,18 +185,14 @@ class DraftModel(Stepper):
         self.model = model
         self.device: torch.device = model.device
         self.call = call
-        rounded = draft_weights == "int8" and may_be_rounded(model, call.model)
-        rounding = rounded_to_int8 if rounded else None
+        rounds = draft_weights == "int8" and may_be_rounded(model, call.model)
+        rounding = rounded_to_int8 if rounds else None
         packed_model, packed = pack_for(model, call.forwards.compile, rounding)
         request = CacheRequest(
             call.batch_size, cache, tree=tree, self_check=call.forwards.self_check,
             encoded=self._encode(own_vocabulary),
         )  # fmt: skip
-        # Rounded weights are not compared with the model's: any draft is verified.
-        if rounded and packed_model is not None:
-            chosen = choose_cache(packed_model.model, request)
-        else:
-            chosen = choose_cache(model, request, packed_model)
+        chosen = choose_cache(model, request, packed_model)
         self.runner = chosen.make(min(call.max_length, 1024) + call.max_draft + 1)
         for note in chosen.notes:
             call.note(f"draft model {note}")

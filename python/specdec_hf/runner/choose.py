@@ -68,7 +68,7 @@ def choose_cache(
     for kind in kinds_to_try(model, request):
         runs = model
         if packed is not None and kind.is_compared:
-            check = _check(model, kind, request, packed.model)
+            check = _check(model, kind, request, packed)
             compared = check.difference is not None or not request.self_check
             if check.reason is None and compared:
                 runs, why_not_packed = packed.model, ""

@@ -310,8 +310,9 @@ def check_cache(
         tree: whether a tree is checked too, which only "spec" takes.
         encoded: what the decoder of an encoder-decoder reads of its encoder. Its first two
             sequences serve the check.
-        packed: what runs over the cache in the model's place, or None. It is compared with the
-            model.
+        packed: the `PackedModel` that runs over the cache in the model's place, or None. Where its
+            weights are rounded, it is compared with the model on the same panels, so that these are
+            not checked, and else with the model.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: no memory for the check; the next call checks again.
@@ -325,14 +326,17 @@ def check_cache(
         if not kind.runs_separately:
             num_sequences = 2  # even without padding
         encoded = encoded.select([b % encoded.batch_size for b in range(num_sequences)])
-    key = (kind.name, padded, tree, names, packed is not None)
+    rounded = packed is not None and packed.rounded
+    key = (kind.name, padded, tree, names, packed is not None, rounded)
     with changing:
         known = checks_of(model)
         check = known.get(key)
         if check is None:
             with undisturbed(model), torch.inference_mode():
                 plan = CheckPlan(model, num_sequences, padded, tree)
-                check = _measure(model, model if packed is None else packed, kind, plan, encoded)
+                own = packed.unfused(model) if rounded else model
+                runs = own if packed is None else packed.model
+                check = _measure(own, runs, kind, plan, encoded)
             if check.difference is not None or check.reason is not None:
                 known[key] = check
     return check

@@ -40,9 +40,8 @@ class BenefitGuard:
     same call, the last ones or the faster ones, and half a ``window`` of drafting rounds without a
     clear benefit is followed by a plain round, because a plain round of a slower moment would make
     drafting look cheap. After ``window`` drafting rounds with a benefit below 1 drafting pauses,
-    each time for twice as many plain rounds. In a call that has won time so far, both take
-    `PATIENCE` times as many rounds: a few are below 1 by chance where many are above. All times
-    come from the loop's clock, so tests can make them up.
+    each time for twice as many plain rounds. Where drafting has won time in this call so far, or
+    paid in earlier ones, both take `PATIENCE` times as many rounds: a few are below 1 by chance.
 
     Under rules that read the draft distribution, a round without drafts emits other text than one
     with drafts. There the guard must not pause by the clock (``stops=False``), and the one plain
@@ -123,7 +122,7 @@ class BenefitGuard:
 
     @property
     def _rounds_that_decide(self) -> int:
-        return PATIENCE * self.window if self._lost < 0 else self.window
+        return PATIENCE * self.window if self._trusted or self._lost < 0 else self.window
 
     @property
     def pausing(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec_hf.drafters.chain import DRAFT_WEIGHTS, Stepper, note_ropes, room_in
+from specdec_hf.drafters.chain import Stepper, note_ropes, room_in
 from specdec_hf.drafting.call import DrafterCall
 from specdec_hf.drafting.context import History
 from specdec_hf.drafting.drafter import Cost
@@ -18,6 +18,7 @@ from specdec_hf.heads.eagle_family.head import PairHead
 from specdec_hf.heads.eagle_family.layer import HeadLayer
 from specdec_hf.heads.eagle_family.step import PairStep, packed_step, takes
 from specdec_hf.runner.forwards import CompileStats, compiles_on
+from specdec_hf.runner.packed.blocks import DRAFT_WEIGHTS
 from specdec_hf.runner.protocol import ROPES_BY_LENGTH, Lengths, context_length, to_device
 from specdec_kernels import tree_attention
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
-from specdec_hf.drafters.chain import DRAFT_WEIGHTS, ChainState, checked_draft_weights
+from specdec_hf.drafters.chain import ChainState
 from specdec_hf.drafters.growing_tree import (
     GrowingTreeDrafter,
     GrowingTreeState,
@@ -16,6 +16,7 @@ from specdec_hf.drafting.drafter import RULES_OF_DRAWN_DRAFTS
 from specdec_hf.heads.eagle_family.draft import HeadStepper
 from specdec_hf.heads.eagle_family.head import PairHead
 from specdec_hf.heads.placed import HeadDrafter, PlacedHead
+from specdec_hf.runner.packed.blocks import DRAFT_WEIGHTS, checked_draft_weights
 from specdec_hf.trees import EagleTree
 
 P = TypeVar("P", bound=PairHead)

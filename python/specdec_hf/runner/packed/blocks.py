@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from specdec_hf.arguments import shown
 from specdec_hf.runner.packed.linear import unpacked_reason
 from specdec_kernels import (
     BLOCK_FORMATS,
@@ -147,6 +148,18 @@ def blocks_pay(dtype: torch.dtype) -> bool:
     than the bytes that it saves.
     """
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bfloat16_products() != "floats")
+
+
+DRAFT_WEIGHTS = ("int8", "float")  # the first is the default
+
+
+def checked_draft_weights(value: str) -> str:
+    """The value, where it is one of `DRAFT_WEIGHTS`."""
+    if not isinstance(value, str):
+        raise TypeError(f"draft_weights must be a string, got {shown(value)}")
+    if value not in DRAFT_WEIGHTS:
+        raise ValueError(f"draft_weights must be {' or '.join(DRAFT_WEIGHTS)}, got {shown(value)}")
+    return value
 
 
 def rounded_to_int8(weight: torch.Tensor) -> PackedLinear | None:

@@ -12,7 +12,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import psutil
@@ -112,7 +111,8 @@ class PackedModel:
 
     Args:
         model: that `copy_reason` allows; it is not changed.
-        pack: makes a `LinearWithPackedCopy` of a layer.
+        stored: see `LinearWithPackedCopy`.
+        rounding: as ``stored``, but for drafts, whose panels stand for other weights.
 
     Attributes:
         model: the packed model, of the model's class.
@@ -125,10 +125,12 @@ class PackedModel:
         seconds: how long packing took in the last call, 0 where nothing was packed.
     """
 
-    def __init__(self, model: nn.Module, pack: Callable[..., Any] = LinearWithPackedCopy) -> None:
+    def __init__(
+        self, model: nn.Module, stored: Stored | None = None, rounding: Stored | None = None
+    ) -> None:
         from specdec_hf.runner.packed.decoder_layer import fuse  # noqa: PLC0415  # on a CPU
 
-        self.seconds, self._pack = 0.0, pack
+        self.seconds, self._stored, self.rounded = 0.0, rounding or stored, rounding is not None
         self.made_for = structure_of(model)
         self._others: dict[nn.Module, None] = {}  # each once, in order
         self._packed: dict[int, LinearWithPackedCopy] = {}
@@ -151,12 +153,18 @@ class PackedModel:
         if isinstance(module, OnlyPacked):
             return module
         if unpacked_reason(module) is None:
-            self._packed[id(module)] = self._pack(module)
+            self._packed[id(module)] = LinearWithPackedCopy(
+                module, self._stored, apart=self.rounded
+            )
             return self._packed[id(module)]
         if is_other_linear(module):
             self._others[module] = None
             return module  # with all that is inside
         return None
+
+    def unfused(self, model: nn.Module) -> Any:
+        """A copy of the model on these panels, whose attention and layers run as its own do."""
+        return copied(model, self._replace).eval()
 
     def refresh(self) -> bool:
         """Pack again what has changed, and say whether anything has."""
@@ -198,7 +206,7 @@ def is_other_linear(module: Any) -> bool:
 
 
 def packed_model_of(model: Any, rounding: Stored | None = None) -> PackedModel:
-    """The packed model of a model, or of ``rounding`` of its weights; made again where it changed.
+    """The packed model of a model, made at the first call and again where the model changed.
 
     Raises:
         ValueError: none can be made, or there is no memory for it; the message says why.
@@ -209,14 +217,13 @@ def packed_model_of(model: Any, rounding: Stored | None = None) -> PackedModel:
         if reason is not None:
             raise ValueError(reason)
         record = record_of(model)
-        rounded, stored = rounding is not None, record.blocks and record.blocks.pack
-        made: PackedModel | None = record.packed.get(rounded)
+        made: PackedModel | None = record.packed.get(rounded := rounding is not None)
         if made is None or made.made_for != structure_of(model):
-            record.packed.pop(rounded, None)
-            check_packable(model)
-            pack = partial(LinearWithPackedCopy, stored=rounding or stored, apart=rounded)
+            record.packed = {} if made else record.packed  # all were made of the structure before
+            check_packable(model, rounded=rounded)
+            stored = record.blocks and record.blocks.pack
             with torch.inference_mode(False), torch.no_grad():
-                made = record.packed[rounded] = PackedModel(model, pack)
+                made = record.packed[rounded] = PackedModel(model, stored, rounding)
             changed = True
         else:
             changed = made.refresh()
@@ -224,16 +231,18 @@ def packed_model_of(model: Any, rounding: Stored | None = None) -> PackedModel:
     return made
 
 
-def check_packable(model: nn.Module) -> None:
+def check_packable(model: nn.Module, *, rounded: bool = False) -> None:
     """Raises ValueError for a model without a layer to pack, or too little memory for the copy."""
     refresh([])  # whether changed weights are seen at all
-    layers = [m for m in model.modules() if unpacked_reason(m) is None]
+    layers: list[Any] = [m for m in model.modules() if unpacked_reason(m) is None]
     if not layers and not any(isinstance(m, OnlyPacked) for m in model.modules()):
         plain = (unpacked_reason(m) for m in model.modules() if type(m) is nn.Linear)
         others = Counter(class_name(m) for m in model.modules() if is_other_linear(m))
         listed = f", but {_listed(others)}" if others else ""
         raise ValueError(next(plain, None) or f"it has no plain linear layers{listed}")
-    size, available = bytes_to_pack(layers), psutil.virtual_memory().available  # type: ignore[arg-type]
+    size, available = bytes_to_pack(layers), psutil.virtual_memory().available
+    if rounded:  # two bytes of a scale for 32 of numbers, and no copy is shared
+        size = sum(x.weight.numel() for x in layers) * 17 // 16
     if size > LARGEST_SHARE * available:
         raise ValueError(
             f"packed weights would take {size / 2**30:.3g} GiB, which is more than half of the "
@@ -248,12 +257,12 @@ def resident_bytes() -> int:
     return size
 
 
-def pack_for_call(model: Any, how: Stored | None = None) -> tuple[PackedModel | None, PackedStats]:
-    """The packed model of a model for one call, None where there is none, and what to report."""
+def pack_for_call(model: Any, rounding: Stored | None = None) -> tuple[Any, PackedStats]:
+    """The `PackedModel` of a model for one call, None where there is none, and what to report."""
     if model.device.type != "cpu":
         return None, PackedStats(reason="weights are packed on a CPU only")
     try:
-        packed_model = packed_model_of(model, how)
+        packed_model = packed_model_of(model, rounding)
     except ValueError as error:
         return None, PackedStats(reason=str(error))
     layers: list[LinearWithPackedCopy | OnlyPacked] = [*packed_model.layers, *packed_model.kept]
