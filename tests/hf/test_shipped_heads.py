@@ -14,7 +14,7 @@ from specdec_hf.cli.sources import EMBEDDED_NAME
 from specdec_hf.heads import shipped
 from specdec_hf.heads.auto import BENEFIT_OF_HEAD, AutoDrafter
 from specdec_hf.heads.eagle3.files import load_head, save_head
-from specdec_hf.heads.shipped import Sample, agreement_of
+from specdec_hf.heads.sample import SAMPLE, Sample, agreement_of
 from support import hf_models
 
 
@@ -120,7 +120,7 @@ def test_weights_that_disagree_or_cannot_be_compared_have_no_head_and_the_call_s
 ):
     drafter, figure = AutoDrafter(), r"it agrees with \d% of a sample only, "
     if not measured:
-        (trained_head / shipped.SAMPLE).unlink()
+        (trained_head / SAMPLE).unlink()
     other = hf_models.build("llama", 1, vocab_size=11)
     out = hf_models.decode(other, (9, 4), drafter=drafter)
     assert not drafter.has_head(other)
@@ -163,7 +163,7 @@ def test_of_two_heads_for_other_weights_the_second_may_serve(target, trained_hea
     second = trained_head.with_name("tiny2")
     shutil.copytree(trained_head, second)
     shares = [shipped.LEAST_AGREEMENT - 0.01, shipped.LEAST_AGREEMENT]
-    monkeypatch.setattr(shipped, "agreement_of", lambda *_: shares.pop(0))
+    monkeypatch.setattr("specdec_hf.heads.sample.agreement_of", lambda *_: shares.pop(0))
     assert shipped.find_head(hf_models.with_noise(target, 0.02)).folder == second
 
 

@@ -11,7 +11,8 @@ from specdec_hf import ModelDrafter, generate
 from specdec_hf.heads.eagle3.config import HeadConfig
 from specdec_hf.heads.eagle3.files import load_head, save_head
 from specdec_hf.heads.eagle3.head import Eagle3Head
-from specdec_hf.heads.shipped import TARGET, digest_of, read_sample
+from specdec_hf.heads.sample import read_sample
+from specdec_hf.heads.shipped import TARGET, digest_of
 from specdec_lab.training import pipeline
 from specdec_lab.training.conversations import (
     ANSWERS,

@@ -370,7 +370,7 @@ def _pick(
 
 
 class ModelTreeDrafter(GrowingTreeDrafter):
-    """A draft model whose trees grow so.
+    """A draft model whose trees grow along the likeliest paths, as those of EAGLE-2 do.
 
     Args:
         model: the draft model. Neither it nor its configs are changed.

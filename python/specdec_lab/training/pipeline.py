@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from specdec_hf.heads.base import Head
-from specdec_hf.heads.shipped import Sample, record_target
+from specdec_hf.heads.sample import Sample
+from specdec_hf.heads.shipped import record_target
 from specdec_hf.runner.protocol import vocab_size_of
 
 from specdec_lab.training.conversations import (

@@ -189,7 +189,8 @@ class HeadStepper(PairStepper):
         head, call: as in `StatesStepper`.
         full_vocabulary: whether logits are those of the target's vocabulary, -inf where the head
             cannot draft a token, or of the draft vocabulary.
-        draft_weights: see `DraftModel`.
+        draft_weights: "int8": on a CPU all its linear layers are rounded to int8 in blocks of 32
+            where that pays, the target's output matrix among them. "float": as they are.
 
     Raises:
         ValueError: a target of other sizes than those that the head was trained for.

@@ -28,7 +28,7 @@ class PairTreeDrafter(HeadDrafter[P], GrowingTreeDrafter):
     Args:
         head: as in `HeadDrafter`, with the same errors.
         layout: size of the tree, which grows as EAGLE-2's does.
-        draft_weights: "int8" or "float", see `DraftModel`.
+        draft_weights: "int8" or "float", see `HeadStepper`.
     """
 
     def __init__(
