@@ -319,3 +319,7 @@ def test_each_pause_takes_twice_as_many_rounds():
     even = BenefitGuard(max_loss=math.inf, window=2)
     for drafted in (0, 3, 3, 3, 3):
         assert even.observe(drafted, 1.0 + (drafted > 0), 1.0 + (drafted > 0)) is None
+    paid = BenefitGuard(max_loss=math.inf, window=2)
+    paid.start(Costs(), 32, trusted=True)  # in earlier calls
+    paid.observe(0, 1.0, 1.0)
+    assert [paid.observe(3, 1.0, 2.0) is None for _ in range(8)] == [True] * 7 + [False]
