@@ -152,7 +152,7 @@ def test_the_check_leaves_no_trace_and_is_made_once_for_the_same_weights(
     assert found.folder == trained_head
     assert state() == before
     with monkeypatch.context() as patched:
-        patched.setattr(shipped, "agreement_of", None)
+        patched.setattr("specdec_hf.heads.sample.agreement_of", None)
         assert shipped.find_head(close) == found
         assert shipped.find_head(target) == (trained_head, None), "its own weights need none"
     close.load_state_dict(hf_models.build("llama", seed=1, vocab_size=11).state_dict())

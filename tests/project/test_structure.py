@@ -330,7 +330,7 @@ def test_a_suite_over_each_budget_is_found():
 
 
 # Files and lines of the loop that it loads alone and with its default drafter; they only go down.
-CLOSURES = {"specdec_hf.api": (58, 10_563), "specdec_hf.api, specdec_hf.heads.auto": (72, 13_526)}
+CLOSURES = {"specdec_hf.api": (58, 10_563), "specdec_hf.api, specdec_hf.heads.auto": (71, 13_068)}
 LIMITS = {"fields of a class": 14, "own imports of a module": 14, "lines of a function": 60}
 # What may exceed them: arguments and results of the public functions, with their types and texts.
 ABOVE = {"CommonOptions", "DrafterEntry", "SpecStats", "api", "generate"}
