@@ -112,7 +112,7 @@ LOOPS = (
 KERNELS = (
     KernelBudget(ROWS, 64, 4, 204.9),
     KernelBudget(DECIDE, 80, 3, 209.0),
-    KernelBudget(BLOCK, 80, 3, 138.5),
+    KernelBudget(BLOCK, 80, 3, 138.6),
     KernelBudget(TREE_ROWS, 64, 4, 174.1),
     KernelBudget(TREE, 128, 2, 387.6),
     KernelBudget(SAMPLE, 64, 4, 169),
