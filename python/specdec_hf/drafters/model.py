@@ -104,17 +104,17 @@ class ModelDrafter(Drafter):
 
     def drafting_model(self, call: DrafterCall) -> DraftModel:
         """The draft model of a chain, with an empty cache."""
-        return self._with_cache(call, self.cache_kind)
+        return self._draft_model(call, self.cache_kind)
 
     def tree_model(self, call: DrafterCall, depth: int, number: int) -> DraftModel:
         """The draft model of trees of a fixed shape, the ``number``-th of those of a round."""
-        return self._with_cache(call, "spec", tree=True)
+        return self._draft_model(call, "spec", tree=True)
 
-    def _with_cache(self, call: DrafterCall, kind: str, *, tree: bool = False) -> DraftModel:
-        weights, sampling = self.draft_weights, self.sampling
+    def _draft_model(self, call: DrafterCall, cache: str, *, tree: bool = False) -> DraftModel:
         return DraftModel(
-            self.model, call, kind, tree=tree, sampling=sampling, draft_weights=weights
-        )
+            self.model, call, cache, tree=tree, sampling=self.sampling,
+            draft_weights=self.draft_weights,
+        )  # fmt: skip
 
 
 def may_be_rounded(model: Any, target: Any) -> bool:
