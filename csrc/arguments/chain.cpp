@@ -32,6 +32,8 @@ void ChainArguments::check_rule() const {
   check_rule_parameters(of_rules, is, kParameters);
   SPECDEC_CHECK(synthetic_rates.has_value() == (is == Rule::kSynthetic),
                 "synthetic_rates must be given with rule synthetic and with no other");
+  SPECDEC_CHECK(!token_bitmask || is != Rule::kSynthetic,
+                "token_bitmask must be None when rule is synthetic, which reads no row");
   if (synthetic_rates) {
     check_vector("synthetic_rates", *synthetic_rates, size(), ScalarType::Float, target, "target");
   }

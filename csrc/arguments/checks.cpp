@@ -71,6 +71,28 @@ void check_rows(const char* name, const Tensor& t) {
                 " must have a contiguous last dimension, got stride ", stride);
 }
 
+void check_bitmask(const char* name, const Tensor& words, const char* of, const Tensor& rows) {
+  const int64_t last = rows.dim() - 1, n = bitmask_words(rows.size(last));
+  bool fits = words.dim() == rows.dim() && words.size(last) == n;
+  std::string sizes;
+  for (int64_t i = 0; i < last; ++i) {
+    fits = fits && words.size(i) == rows.size(i);
+    sizes += std::to_string(rows.size(i)) + ", ";
+  }
+  SPECDEC_CHECK(fits, name, " must have the dimensions of ", of,
+                " with ceil(V/32) words in the last one, [", sizes, n, "], got ", shape_of(words));
+  SPECDEC_CHECK(words.scalar_type() == ScalarType::Int, name, " must be int32, got ",
+                dtype_name(words));
+  SPECDEC_CHECK(words.stride(last) == 1 || n == 1, name,
+                " must have a contiguous last dimension, got stride ", words.stride(last));
+}
+
+TokenBitmask bitmask_of(const std::optional<Tensor>& words, bool flat) {
+  if (!words) return {nullptr, 0, 0};
+  return {static_cast<const uint32_t*>(words->const_data_ptr()), flat ? 0 : words->stride(0),
+          words->stride(flat ? 0 : 1)};
+}
+
 void check_ids(const char* name, const Tensor& t) {
   const ScalarType dtype = t.scalar_type();
   SPECDEC_CHECK(dtype == ScalarType::Int || dtype == ScalarType::Long, name,

@@ -56,6 +56,11 @@ void check_floats(const char* name, const Tensor& t);  // float32, bfloat16 or f
 // The last dimension must be a vocabulary that kernels can read: dtype, size and stride.
 void check_rows(const char* name, const Tensor& t);
 
+// One bit for each token of each row: int32 words, with the other dimensions of the rows.
+void check_bitmask(const char* name, const Tensor& words, const char* of, const Tensor& rows);
+// Of rows whose sequences are a dimension of their own, or which are `flat`.
+TokenBitmask bitmask_of(const std::optional<Tensor>& words, bool flat);
+
 void check_ids(const char* name, const Tensor& t);  // int32 or int64
 Ids ids_of(const Tensor& t);                        // [B, N] or [B, K, L]
 IdsOut ids_out(const Tensor& t);

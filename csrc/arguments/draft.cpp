@@ -76,6 +76,10 @@ void DraftArguments::check_statistics(const Tensor& target, const DraftSizes& st
   };
   check_one("draft logsumexp", logsumexp, ScalarType::Double);
   check_one("draft threshold", threshold, ScalarType::Float);
+  if (!bitmask) return;
+  SPECDEC_CHECK(logsumexp, "draft token_bitmask must come with draft logsumexp");
+  check_bitmask("draft token_bitmask", *bitmask, "draft logits", *rows);
+  check_same_device("draft token_bitmask", *bitmask, target, "target");
 }
 
 DraftParams DraftArguments::params(Kind kind, bool flat) {
@@ -86,7 +90,7 @@ DraftParams DraftArguments::params(Kind kind, bool flat) {
     p.num_rows = rows->size(flat ? 0 : 1);
     p.vocab = rows->size(rows->dim() - 1);
     p.rows = {rows->const_data_ptr(), row_dtype(*rows), flat ? 0 : rows->stride(0),
-              rows->stride(flat ? 0 : 1)};
+              rows->stride(flat ? 0 : 1), bitmask_of(bitmask, flat)};
   }
   p.kind = kind;
   if (ids) {

@@ -18,14 +18,15 @@ struct DraftSize {
 using DraftSizes = std::vector<DraftSize>;  // one for each dimension
 
 struct DraftArguments {
-  std::optional<Tensor> rows, ids, columns, logsumexp, threshold, temperatures;
+  std::optional<Tensor> rows, ids, columns, logsumexp, threshold, temperatures, bitmask;
   double temperature;
 
   auto arguments() {
     return std::make_tuple(
         argument("draft", rows), argument("draft_ids", ids), argument("draft_columns", columns),
         argument("draft_logsumexp", logsumexp), argument("draft_threshold", threshold),
-        argument("draft_temperatures", temperatures), argument("draft_temperature", temperature));
+        argument("draft_temperatures", temperatures), argument("draft_temperature", temperature),
+        argument("draft_bitmask", bitmask));
   }
   // Throws a message that names the argument, the rule and the value. `sizes` are the dimensions of
   // the rows, without the last one; `statistics` are those of logsumexp and threshold.

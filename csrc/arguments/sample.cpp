@@ -24,6 +24,10 @@ void SampleArguments::check() const {
   check_entries("logits", "the outputs", "[R]", {logits.size(0)});
   const int64_t n = logits.size(0);
   sampling.check(n, logits, "logits");
+  if (token_bitmask) {
+    check_bitmask("token_bitmask", *token_bitmask, "logits", logits);
+    check_same_device("token_bitmask", *token_bitmask, logits, "logits");
+  }
   check_integers("seeds", seeds, n, logits, "logits");
   check_integers("positions", positions, n, logits, "logits");
   const bool shared = checked_noise() == Noise::kShared;
@@ -42,7 +46,8 @@ SampleParams SampleArguments::params(const SampleOutputs& out) {
   seeds = dense_int64(seeds);
   positions = dense_int64(positions);
   SampleParams p{};
-  p.logits = {logits.const_data_ptr(), row_dtype(logits), logits.stride(0), 0};
+  p.logits = {logits.const_data_ptr(), row_dtype(logits), logits.stride(0), 0,
+              bitmask_of(token_bitmask, false)};
   p.sampling = sampling.params();
   p.seeds = seeds.const_data_ptr<int64_t>();
   p.positions = positions.const_data_ptr<int64_t>();

@@ -16,14 +16,16 @@ enum class Method : int64_t { kCdf, kGumbel };
 struct SampleArguments {
   Tensor logits;
   SamplingArguments sampling;
+  std::optional<Tensor> token_bitmask;
   Tensor seeds, positions;
   int64_t noise, method;  // the numbers of Noise and Method
 
   auto arguments() {
     return std::tuple_cat(
         std::make_tuple(argument("logits", logits)), sampling.arguments(),
-        std::make_tuple(argument("seeds", seeds), argument("positions", positions),
-                        argument("noise", noise), argument("method", method)));
+        std::make_tuple(argument("token_bitmask", token_bitmask), argument("seeds", seeds),
+                        argument("positions", positions), argument("noise", noise),
+                        argument("method", method)));
   }
   // Throws a message that names the argument, the rule and the value.
   void check() const;

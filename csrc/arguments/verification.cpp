@@ -22,6 +22,10 @@ void VerifyArguments::check_target(const Names& names) const {
                   shape_of(target));
   }
   check_rows("target", target);
+  if (token_bitmask) {
+    check_bitmask("token_bitmask", *token_bitmask, "target", target);
+    check_same_device("token_bitmask", *token_bitmask, target, "target");
+  }
   check_same_device(names.drafted, drafted, target, "target");
 }
 
@@ -83,7 +87,8 @@ void VerifyArguments::fill(VerifyParams& p) {
   p.num_rows = target.size(0);
   p.target_indptr = integers(target_indptr);
   p.target = {target.const_data_ptr(), row_dtype(target), target_indptr ? 0 : target.stride(0),
-              target.stride(target_indptr ? 0 : 1)};
+              target.stride(target_indptr ? 0 : 1),
+              bitmask_of(token_bitmask, target_indptr.has_value())};
   p.draft = draft_arguments.params(p.kind, flat_draft());
   p.draft_rows = integers(draft_rows);
   p.draft_token_ids = drafted.const_data_ptr();

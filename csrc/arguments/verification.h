@@ -61,6 +61,7 @@ struct VerifyArguments {
   DraftArguments draft_arguments;
   int64_t kind, rule;  // the numbers of Kind, and of Rule or TreeRule
   SamplingArguments sampling;
+  std::optional<Tensor> token_bitmask;
   Tensor seeds, positions;
   std::optional<Tensor> draft_rows, target_indptr, uniforms;
   std::optional<Tensor> eos_token_ids, max_new_tokens;
@@ -79,8 +80,9 @@ struct VerifyArguments {
         std::make_tuple(argument("draft_rows", draft_rows), argument("kind", kind),
                         argument("rule", rule)),
         sampling.arguments(),
-        std::make_tuple(argument("seeds", seeds), argument("positions", positions),
-                        argument("target_indptr", target_indptr), argument("uniforms", uniforms)));
+        std::make_tuple(argument("token_bitmask", token_bitmask), argument("seeds", seeds),
+                        argument("positions", positions), argument("target_indptr", target_indptr),
+                        argument("uniforms", uniforms)));
   }
   auto limits() {
     return std::make_tuple(argument("eos_token_ids", eos_token_ids),

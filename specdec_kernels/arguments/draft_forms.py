@@ -26,12 +26,15 @@ class SampledDraft(NamedTuple):
         temperature: scalar or [B], as given to `sample`; at 0 the draft is deterministic. Another
             temperature than the one that was sampled with describes another distribution, and the
             output would no longer follow the target's.
+        token_bitmask: [B, gamma, ceil(V/32)] (or ragged) int32, as given to `sample`; None if none
+            was.
     """
 
     logits: Tensor
     logsumexp: Tensor
     threshold: Tensor
     temperature: Param
+    token_bitmask: Tensor | None = None
 
 
 class SparseDraft(NamedTuple):
@@ -128,21 +131,30 @@ def _inverse(name: str, ids: Tensor, vocab: int) -> Tensor:
 
 def split_draft(
     draft: Tensor | SampledDraft | SparseDraft | None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, float]:
-    """Rows, ids, logsumexp, threshold, and the temperature as a vector and as a scalar."""
+) -> tuple[
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    float,
+    Tensor | None,
+]:
+    """Rows, ids, logsumexp, threshold, the temperature as a vector and as a scalar, bitmask."""
     if draft is None or isinstance(draft, Tensor):
-        return draft, None, None, None, None, 1.0
+        return draft, None, None, None, None, 1.0, None
     if isinstance(draft, SampledDraft):
-        logits, logsumexp, threshold, temperature = draft
+        logits, logsumexp, threshold, temperature, bitmask = draft
         conversion.require_tensor(logits, "draft logits")
         conversion.require_tensor(logsumexp, "draft logsumexp")
         conversion.require_tensor(threshold, "draft threshold")
         given = conversion.vector_and_scalar(temperature, "draft temperature", 1.0)
-        return logits, None, logsumexp.to(torch.float64), threshold, *given
+        conversion.require_tensor_or_none(bitmask, "draft token_bitmask")
+        return logits, None, logsumexp.to(torch.float64), threshold, *given, bitmask
     if isinstance(draft, SparseDraft):
         conversion.require_tensor(draft.ids, "draft ids")
         conversion.require_tensor(draft.probs, "draft probabilities")
-        return draft.probs, draft.ids, None, None, None, 1.0
+        return draft.probs, draft.ids, None, None, None, 1.0, None
     raise TypeError(
         f"draft must be None, a tensor, a SampledDraft or a SparseDraft, got {type(draft).__name__}"
     )

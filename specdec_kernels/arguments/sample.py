@@ -33,6 +33,7 @@ class SampleArguments(SamplingArguments):
     """Shapes as in csrc/include/specdec/sample.h."""
 
     logits: Tensor
+    token_bitmask: Tensor | None
     seeds: Tensor
     positions: Tensor
     noise: int

@@ -24,6 +24,8 @@ class Status(IntFlag):
         draft is treated as absent (-1).
     BAD_PARAMETER: a sampling parameter, the temperature of a `SampledDraft` or a value in
         `uniforms` is out of range. Nothing is emitted.
+    NOTHING_ALLOWED: `token_bitmask` allows no token of a target row. No token is emitted at its
+        position: -1.
 
     >>> Status(5)
     <Status.TARGET_INVALID|EMPTY_RESIDUAL: 5>
@@ -34,3 +36,4 @@ class Status(IntFlag):
     EMPTY_RESIDUAL = 4
     DRAFT_OUT_OF_RANGE = 8
     BAD_PARAMETER = 16
+    NOTHING_ALLOWED = 32

@@ -25,9 +25,11 @@ class VerifyArguments(SamplingArguments, TypicalParameters):
     draft_threshold: Tensor | None
     draft_temperatures: Tensor | None
     draft_temperature: float
+    draft_bitmask: Tensor | None
     draft_rows: Tensor | None
     kind: int
     rule: int
+    token_bitmask: Tensor | None
     seeds: Tensor
     positions: Tensor
     target_indptr: Tensor | None

@@ -30,7 +30,8 @@ class Sampled(NamedTuple):
             temperature 0.
         threshold: [R] float32, in units of the raw logits: survivors have `logit >= threshold`.
         status: [R] int32, `Status.TARGET_INVALID` if the row holds no distribution,
-            `Status.BAD_PARAMETER` if a sampling parameter is out of range, otherwise 0.
+            `Status.NOTHING_ALLOWED` if no token of it is allowed, `Status.BAD_PARAMETER` if a
+            sampling parameter is out of range, otherwise 0.
 
     Above temperature 0, logsumexp and threshold describe exactly the distribution that the token
     was sampled from: `P(v) = exp(logits[v] / temperature - logsumexp)` where `logits[v] >=
@@ -51,6 +52,7 @@ def sample(
     top_k: int | Tensor = 0,
     top_p: Param = 1.0,
     min_p: Param = 0.0,
+    token_bitmask: Tensor | None = None,
     seeds: Tensor,
     positions: Tensor,
     noise: Noise = "draft",
@@ -65,6 +67,9 @@ def sample(
         top_p: scalar or [R] in (0, 1]; of the tokens that top_k kept, keeps the smallest set of
             largest probabilities whose sum reaches top_p, with ties.
         min_p: scalar or [R] in [0, 1]; keeps `p >= min_p * max(p)`.
+        token_bitmask: [R, ceil(V/32)] int32, which tokens a grammar allows in each row: bit v % 32
+            of word v // 32 is that of token v, as xgrammar and llguidance write it. Others count as
+            -inf before any filter, whatever their entry holds. None allows all.
         seeds: [R] int32 or int64.
         positions: [R] int32 or int64, the absolute index of the token that is sampled. Drafts need
             other positions, which `draft_positions` gives; see docs/rules.md#noise. Apart from
@@ -96,6 +101,7 @@ def sample(
         *ops.sample.default(
             logits,
             *conversion.sampling(temperature, top_k, top_p, min_p),
+            conversion.require_tensor_or_none(token_bitmask, "token_bitmask"),
             seeds,
             positions,
             number_of(noise, "noise", NOISES),

@@ -80,6 +80,7 @@ def verify_tree(
     top_k: int | Tensor = 0,
     top_p: Param = 1.0,
     min_p: Param = 0.0,
+    token_bitmask: Tensor | None = None,
     seeds: Tensor,
     positions: Tensor,
     target_indptr: Tensor | None = None,
@@ -134,6 +135,10 @@ def verify_tree(
         kind: "logits" or "probs", as in `verify_chain`.
         temperature, top_k, top_p, min_p: scalar or [B], the sampling parameters of the target, as
             in `sample`.
+        token_bitmask: [B, N+1, ceil(V/32)] int32, or ragged [R, ceil(V/32)], which tokens a
+            grammar allows after each row: bit v % 32 of word v // 32 is that of token v, as
+            xgrammar and llguidance write it. Others have P = 0 before any filter, whatever their
+            entry holds. None allows all.
         seeds: [B] int32 or int64.
         positions: [B] int32 or int64, the absolute index of the root's children. A token at depth d
             takes its randomness from (seed, position + d), except the acceptance uniforms of rule
@@ -189,6 +194,7 @@ def verify_tree(
             number_of(kind, "kind", KINDS),
             number_of(rule, "rule", TREE_RULES),
             *conversion.sampling(temperature, top_k, top_p, min_p),
+            conversion.require_tensor_or_none(token_bitmask, "token_bitmask"),
             conversion.require_tensor(seeds, "seeds"),
             conversion.require_tensor(positions, "positions"),
             conversion.require_tensor_or_none(target_indptr, "target_indptr"),

@@ -37,7 +37,7 @@ def arguments_of(
     """
     given = {name: others[name] for name in ("seeds", "positions")}
     conversion.require_tensors(target_shard=target, draft_token_ids=drafted, **given)
-    optional = ("target_indptr", "uniforms", "eos_token_ids", "max_new_tokens")
+    optional = ("token_bitmask", "target_indptr", "uniforms", "eos_token_ids", "max_new_tokens")
     conversion.require_tensors_or_none(**{name: others[name] for name in optional})
     for name in ("with_logprobs", "with_accept_probs"):
         require_flag(others[name], name)
@@ -46,19 +46,21 @@ def arguments_of(
         f"rule must be one of {', '.join(SHARDED_RULES)} over a sharded vocabulary, got {rule}",
     )
     with _shards_named():
-        rows, ids, logsumexp, threshold, temperatures, temperature = split_draft(draft)
+        rows, ids, logsumexp, threshold, temperatures, temperature, bitmask = split_draft(draft)
         a = ChainArguments(
             target=_with_a_column(target), draft_token_ids=drafted,
             draft=rows if rows is None or ids is not None else _with_a_column(rows),
             draft_ids=ids, draft_columns=None, draft_logsumexp=logsumexp,
             draft_threshold=threshold, draft_temperatures=temperatures,
-            draft_temperature=temperature, draft_rows=None, kind=KINDS.index("logits"),
+            draft_temperature=temperature, draft_bitmask=bitmask, draft_rows=None,
+            kind=KINDS.index("logits"),
             rule=RULES.index(rule),
             synthetic_rates=None, **{name: one.default for name, one in CHAIN_PARAMETERS.items()},
             **others,
             **dict(zip(SamplingArguments.__annotations__, sampling, strict=True)),
         )  # fmt: skip
-        validate("verify_chain", a)
+        # Those of the whole vocabulary wait until its size is known: see bitmask.py.
+        validate("verify_chain", a._replace(token_bitmask=None, draft_bitmask=None))
     # Here they are combined with other numbers; the ops read either width.
     a = a._replace(
         seeds=a.seeds.to(torch.int64),

@@ -20,6 +20,7 @@ from ..ops.verify_chain import Verdict
 from . import decide, noise, residual
 from .agreement import agree
 from .arguments import arguments_of
+from .bitmask import masked, name_faults
 from .collectives import Collectives
 from .decide import Decision
 from .distribution import RowStats, Shard, pack_maxima
@@ -41,6 +42,7 @@ def verify_chain_sharded(
     top_k: int | Tensor = 0,
     top_p: Param = 1.0,
     min_p: Param = 0.0,
+    token_bitmask: Tensor | None = None,
     seeds: Tensor,
     positions: Tensor,
     target_indptr: Tensor | None = None,
@@ -76,6 +78,8 @@ def verify_chain_sharded(
         rule: "token", "block", "match" or "greedy".
         temperature, top_k, top_p, min_p, seeds, positions, target_indptr, uniforms, eos_token_ids,
             max_new_tokens, with_logprobs, with_accept_probs: as in `verify_chain`.
+        token_bitmask: as in `verify_chain`, of the whole vocabulary, [.., ceil(V/32)] on every
+            rank. A masked copy of the shard is made.
 
     Returns:
         The `Verdict` of `verify_chain`, with ids of the whole vocabulary.
@@ -107,9 +111,10 @@ def verify_chain_sharded(
         a = arguments_of(
             target_shard, draft_token_ids, draft_shard, rule,
             conversion.sampling(temperature, top_k, top_p, min_p),
-            seeds=seeds, positions=positions, target_indptr=target_indptr, uniforms=uniforms,
-            eos_token_ids=eos_token_ids, max_new_tokens=max_new_tokens,
-            with_logprobs=with_logprobs, with_accept_probs=with_accept_probs,
+            token_bitmask=token_bitmask, seeds=seeds, positions=positions,
+            target_indptr=target_indptr, uniforms=uniforms, eos_token_ids=eos_token_ids,
+            max_new_tokens=max_new_tokens, with_logprobs=with_logprobs,
+            with_accept_probs=with_accept_probs,
         )  # fmt: skip
         width = target_shard.shape[-1]
         collectives.require_device(a.target.device)
@@ -121,7 +126,7 @@ def verify_chain_sharded(
         collectives.fail(error)
     shard, starts = agree(collectives, a, width, vocab_start, vocab_size)
     assert a is not None  # or `agree` has raised
-    return _verify(collectives, a, shard, starts)
+    return _verify(collectives, masked(a, shard), shard, starts)
 
 
 def _verify(collectives: Collectives, a: ChainArguments, shard: Shard, starts: Tensor) -> Verdict:
@@ -151,7 +156,7 @@ def _decide(collectives: Collectives, a: ChainArguments, shard: Shard, starts: T
     only_greedy = a.rule_name == "greedy" or (a.temperatures is None and a.temperature == 0)
     if only_greedy:
         certain, token = torch.zeros_like(target.max), take(target.argmax, greedy.num_accepted)
-        return _verdict(a, s, greedy, certain[:, :-1], token, certain[:, 0])
+        return _verdict(a, shard, s, greedy, certain[:, :-1], token, certain[:, 0])
 
     target.filter(collectives, p, shard)
     is_greedy = p.temperature == 0
@@ -168,7 +173,7 @@ def _decide(collectives: Collectives, a: ChainArguments, shard: Shard, starts: T
             collectives, a, s, shard, starts, target, draft, greedy, is_greedy
         )
     log_p = log_p.where(~is_greedy[:, None], 0.0)
-    return _verdict(a, s, d, log_p, token, logprob.where(~is_greedy, 0.0))
+    return _verdict(a, shard, s, d, log_p, token, logprob.where(~is_greedy, 0.0))
 
 
 def _measure(
@@ -237,7 +242,13 @@ def _verify_with_draft(
 
 
 def _verdict(
-    a: ChainArguments, s: Sequences, d: Decision, log_p: Tensor, token: Tensor, logprob: Tensor
+    a: ChainArguments,
+    shard: Shard,
+    s: Sequences,
+    d: Decision,
+    log_p: Tensor,
+    token: Tensor,
+    logprob: Tensor,
 ) -> Verdict:
     """log_p: [B, gamma] of the drafts; token, logprob: [B], of the token that follows them."""
     steps = torch.arange(s.drafted.shape[1] + 1, device=token.device)
@@ -252,7 +263,7 @@ def _verdict(
     return Verdict(
         table(s.drafted, token, -1).to(a.draft_token_ids.dtype),
         d.num_accepted.to(torch.int32),
-        d.status.to(torch.int32),
+        name_faults(a, shard, s, d.num_accepted, d.status).to(torch.int32),
         table(log_p, logprob, 0.0).float() if a.with_logprobs else empty,
         d.accept_probs.float() if a.with_accept_probs else empty,
     )

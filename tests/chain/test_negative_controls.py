@@ -41,6 +41,20 @@ def changed(**new):
     return lambda a: {**a, **{k: f(a) for k, f in new.items()}}
 
 
+def filtered_before_the_mask(a):
+    """Top-k among all tokens, of which the mask then leaves some: as a sampler of logits would."""
+    target = a["target"].clamp(max=2.0)
+    kept = target >= target.topk(a["top_k"], -1).values[..., -1:]
+    allowed = torch.stack([a["bitmask"][..., 0] >> t & 1 == 1 for t in range(4)], -1)
+    some = (kept & allowed).any(-1, keepdim=True)
+    return {**a, "target": target.where(kept | ~some, -torch.inf), "top_k": 0}
+
+
+# Rule token never reads Q where P is 0, so the same mask of both may be forgotten there.
+MASK_FORGOTTEN = (
+    dict(v=4, mask="both", draft="sampled"),
+    changed(draft_bitmask=lambda a: None),
+)
 CALLS = {
     "sparse probabilities that were not renormalised": (
         dict(draft="sparse"), changed(draft=lambda a: 0.8 * a["draft"])),
@@ -67,15 +81,22 @@ CALLS = {
     "a draft temperature other than the one sampled with": (
         dict(draft="sampled", draft_filters=dict(temperature=0.6)),
         changed(sampled=lambda a: (*a["sampled"][:2], 0.7))),
+    "a mask that came after the filters": (
+        dict(v=4, mask="target", target_filters=dict(top_k=2)), filtered_before_the_mask),
     "a whole distribution for argmax drafts": (
         dict(draft="none"), changed(draft=lambda a: torch.zeros(len(a["target"]), 2, 3))),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [(c, rule) for c in CALLS.values() for rule in ("token", "block")]
+    + [(MASK_FORGOTTEN, "block")],
+    ids=[f"{c}-{rule}" for c in CALLS for rule in ("token", "block")]
+    + ["a masked draft verified without its mask-block"],
+)
 def test_the_enumeration_rejects(call, rule):
-    options, change = CALLS[call]
+    options, change = call
     toy = ToyChain(**options, rule=rule)
 
     def run(drafts, uniforms):

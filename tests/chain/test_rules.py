@@ -79,12 +79,19 @@ FORMS = {
     "narrow-sampled": dict(
         v=4, draft="narrow-sampled", draft_filters=dict(temperature=0.8, top_k=2)
     ),
+    "mask": dict(v=4, mask="target"), "mask-probs": dict(v=4, mask="target", kind="probs"),
+    "mask-filtered": dict(v=4, mask="target", target_filters=dict(temperature=0.7, top_k=2)),
+    "mask-one-hot": dict(v=4, mask="target", draft="none"),
+    "mask-both": dict(
+        v=4, mask="both", draft="sampled", draft_filters=dict(temperature=1.4, top_p=0.9)
+    ),
 }  # fmt: skip
 LOSSLESS = [(rule, form) for rule in ("token", "block") for form in FORMS]
 # For the providers that take long.
 SOME = [
     *(("token", f) for f in ("logits", "probs-zeros", "sparse")),
-    *(("block", f) for f in ("logits", "one-hot", "mapped-probs", "sampled-both")),
+    *(("block", f) for f in ("logits", "one-hot", "mapped-probs", "sampled-both", "mask-both")),
+    ("token", "mask-filtered"),
 ]
 
 

@@ -147,7 +147,7 @@ def test_match_takes_the_noise_of_each_position_over_two_tiles():
     target[..., 4096:] = 20.0
     seeds, positions = torch.full((4,), 3), torch.arange(4) + 7
     how = NOISES.index("shared"), METHODS.index("gumbel")
-    want = reference.sample(target[0], *sampling_arguments(), seeds, positions, *how)[0]
+    want = reference.sample(target[0], *sampling_arguments(), None, seeds, positions, *how)[0]
     got = verified(target, want[None, :3], rule="match", seeds=3, positions=7)
     assert got[0].tolist() == [want.tolist()]
 

@@ -63,12 +63,27 @@ def noise(r, n):
     return {n: laid_out(r, x.to(torch.int32) if r.happens(0.2) else x) for n, x in made.items()}
 
 
+def words(r, shape):
+    """A bitmask for rows of a shape: of nothing, of few or of most tokens in each."""
+    lead, n = shape[:-1], -(-shape[-1] // 32)
+    made = [integers(r, -(2**31), 2**31, (*lead, n), torch.int32) for _ in range(3)]
+    some, few = made[0] | made[1], made[0] & made[1] & made[2]
+    kind = integers(r, 0, 3, (*lead, 1))
+    x = torch.where(kind == 0, few, torch.where(kind == 1, some, made[0]))
+    return laid_out(r, torch.where(integers(r, 0, 8, (*lead, 1)) == 0, 0, x))
+
+
+def bitmask(r, shape):
+    return {"token_bitmask": words(r, shape)} if r.happens(0.3) else {}
+
+
 def sample(r):
     n, v = size(r, 6), vocabulary(r)
     x = laid_out(r, logits(r, (n, v), r.choice(FLOATS)))
     more = {"noise": r.choice(("draft", "residual", "shared"))}
     if more["noise"] != "shared":
         more["method"] = r.choice((None, "cdf", "gumbel"))
+    more |= bitmask(r, (n, v))
     return Call(sk.sample, {"logits": x, **sampling(r, n, v), **noise(r, n), **more})
 
 
@@ -93,7 +108,8 @@ def draft(r, kind, lead, b, v):
     if form == "sampled":
         temperature = parameter(r, b, (1.0, 0.5, 0.0), (-1.0, float("nan")))
         statistics = (x.double().logsumexp(-1), x.float().amin(-1))
-        x = sk.SampledDraft(x, *(laid_out(r, odd(r, s)) for s in statistics), temperature)
+        mask = words(r, x.shape) if r.happens(0.3) else None
+        x = sk.SampledDraft(x, *(laid_out(r, odd(r, s)) for s in statistics), temperature, mask)
     return x, mapped, max(v, d) if mapped is None else v
 
 
@@ -162,6 +178,7 @@ def verify_chain(r):
         more["top_beta_rank"] = r.choice((1, 3, 2**62))
         more["top_beta_distance"] = r.choice((0.0, 1.0, math.inf))
     target = laid_out(r, rows(r, kind, target_shape, r.choice(FLOATS)))
+    more |= {} if rule == "synthetic" else bitmask(r, target_shape)
     return Call(sk.verify_chain, {
         "target": target, "draft_token_ids": tokens, "draft": q, "kind": kind, "rule": rule,
         "uniforms": u, "draft_map": mapped,
@@ -197,6 +214,7 @@ def verify_tree(r):
     if r.happens(0.3):
         more["max_depth"] = r.randint(0, n)
     target = laid_out(r, rows(r, kind, target_shape, r.choice(FLOATS)))
+    more |= bitmask(r, target_shape)
     return Call(sk.verify_tree, {
         "target": target, "tree": tree, "draft": q, "kind": kind, "rule": rule,
         "uniforms": None if rule == "match" else uniforms(r, (b, 2 * n + 1)), "draft_map": mapped,

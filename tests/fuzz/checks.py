@@ -102,13 +102,23 @@ def out_of_range(given, n):
     return bad
 
 
+def allowed_tokens(bitmask, shape):
+    """[.., V] bool; everything without a bitmask."""
+    if bitmask is None:
+        return torch.ones(shape, dtype=torch.bool)
+    bits = bitmask[..., None] >> torch.arange(32) & 1
+    return bits.flatten(-2)[..., : shape[-1]] == 1
+
+
 def check_sample(given, tokens, logprobs, logsumexp, threshold, status):
     n, v = given["logits"].shape
     assert_in("tokens", tokens, -1, v)
     bad = out_of_range(given, n)
-    row = given["logits"].float()
+    allowed = allowed_tokens(given["token_bitmask"], (n, v))
+    row = given["logits"].float().where(allowed, -torch.inf)
     invalid = row.isnan().any(-1) | ~row.amax(-1).isfinite() if n else bad
-    want = torch.where(bad, BAD_PARAMETER, torch.where(invalid, int(Status.TARGET_INVALID), 0))
+    fault = torch.where(allowed.any(-1), int(Status.TARGET_INVALID), int(Status.NOTHING_ALLOWED))
+    want = torch.where(bad, BAD_PARAMETER, torch.where(invalid, fault, 0))
     assert status.tolist() == want.tolist(), f"status is {status}, not {want}"
     assert ((tokens == -1) == (status != 0)).all(), f"tokens {tokens}, status {status}"
     for name, x in (("logprobs", logprobs), ("logsumexp", logsumexp), ("threshold", threshold)):
@@ -141,7 +151,8 @@ def check_verdict(given, drafted, tokens, num_accepted, status, logprobs, accept
     target = given["target"]
     if given["target_indptr"] is None and b and given["max_new_tokens"] is None:
         nothing = target[:, 0].isnan().all(-1) & ~refused
-        invalid = (status & int(Status.TARGET_INVALID)) != 0
+        fault = Status.TARGET_INVALID | Status.NOTHING_ALLOWED
+        invalid = (status & int(fault)) != 0
         assert not (nothing & ~invalid).any(), f"status is {status}, row 0 invalid: {nothing}"
 
 
@@ -149,6 +160,10 @@ def check_verify_chain(given, *outputs):
     drafted = given["draft_token_ids"]
     check_verdict(given, drafted, *outputs)
     tokens, num_accepted = outputs[:2]
+    if given["token_bitmask"] is not None and given["target_indptr"] is None:
+        allowed = allowed_tokens(given["token_bitmask"], given["target"].shape)
+        emitted = allowed.gather(-1, tokens.long().clamp(min=0)[..., None])[..., 0]
+        assert (emitted | (tokens < 0)).all(), f"emitted {tokens}, which the bitmask forbids"
     kept = torch.arange(drafted.shape[1]) < num_accepted[:, None]
     assert (tokens[:, :-1][kept] == drafted[kept]).all(), f"accepted {tokens} of {drafted}"
 

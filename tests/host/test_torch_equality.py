@@ -34,12 +34,13 @@ def draft_of(given, read):
     names = ("draft", "draft_ids", "draft_columns", "draft_logsumexp", "draft_threshold")
     rows, ids, columns, logsumexp, threshold = (read(given.pop(n)) for n in names)
     vector, scalar = read(given.pop("draft_temperatures")), given.pop("draft_temperature")
+    bitmask = read(given.pop("draft_bitmask"))
     draft_map = None if columns is None else DraftMap(columns)
     if ids is not None:
         return SparseDraft(ids, rows), draft_map
     if logsumexp is not None:
         temperature = scalar if vector is None else vector
-        return SampledDraft(rows, logsumexp, threshold, temperature), draft_map
+        return SampledDraft(rows, logsumexp, threshold, temperature, bitmask), draft_map
     return rows, draft_map
 
 

@@ -17,8 +17,8 @@ import specdec_kernels as sk
 from specdec_kernels import _library
 
 OTHER = {torch.int32: torch.int64, torch.int64: torch.int32}
-# Public functions make int32 of these, and kernels read nothing else.
-INT32_ONLY = {"top_ks", "draft_columns"}
+# Public functions make int32 of some of these, and kernels read nothing else.
+INT32_ONLY = {"top_ks", "draft_columns", "token_bitmask", "draft_bitmask"}
 LAST = 2**31 - 1
 
 

@@ -137,6 +137,10 @@ SAMPLED = dict(draft=Q, sampled=(f64(3, 4), f32(3, 4), f32(3)))
 TYPICAL = dict(typical_epsilon="in [0, 1]", typical_delta="finite and at least 0")
 
 
+def words(of, sizes):
+    return f"have the dimensions of {of} with ceil(V/32) words in the last one, [{sizes}, 1]"
+
+
 def verification(n):
     """What both verifiers have; n: the sizes that their messages name for tokens."""
     rows = f"{n[:-1]}, D] = [3, 4, D]"
@@ -150,6 +154,9 @@ def verification(n):
         (SPARSE, dict(draft=(f"{n[:-1]}, K] = [3, 4, K]", ROWS),
                       draft_ids=("have the shape of the draft probabilities, [3, 4, 2]", IDS))),
         (dict(draft=Q, columns=i32(7)), dict(draft_columns=("[7]", "int32"))),
+        (dict(bitmask=i32(3, 5, 1)), dict(token_bitmask=(words("target", "3, 5"), "int32"))),
+        (SAMPLED | dict(draft_bitmask=i32(3, 4, 1)),
+         dict(draft_bitmask=(words("draft logits", "3, 4"), "int32"))),
         (dict(draft=Q, draft_rows=i32(3, 4)), dict(draft_rows=(f"{n} = [3, 4]", IDS))),
         (dict(eos_token_ids=i64(2), max_new_tokens=i64(3)),
          dict(eos_token_ids=("[E]", IDS), max_new_tokens=VECTOR)),
@@ -167,6 +174,7 @@ CALLS = {
     "sample": [
         *SAMPLING,
         ({}, dict(logits=("[R, V]", ROWS), noise="in [0, 2]", method="in [0, 1]")),
+        (dict(bitmask=i32(3, 1)), dict(token_bitmask=(words("logits", "3"), "int32"))),
     ],
     "verify_chain": [
         *verification("[B, gamma]"),
@@ -249,6 +257,7 @@ LABELS = {
     "tree_tokens": "tree tokens", "draft_logsumexp": "draft logsumexp", "draft_ids": "draft ids",
     "draft_threshold": "draft threshold", "draft_columns": "draft_map columns",
     "draft_temperatures": "draft temperature", "draft_temperature": "draft temperature",
+    "draft_bitmask": "draft token_bitmask",
     "temperatures": "temperature", "top_ks": "top_k", "top_ps": "top_p", "min_ps": "min_p",
 }  # fmt: skip
 CONTIGUOUS = {"logits", "target", "draft", "query", "keys", "values", "caches", "entries"}

@@ -142,6 +142,30 @@ def ending_limits(tokens: Tensor, most: int, g: Generator) -> tuple[Tensor, Tens
     return eos_token_ids, max_new_tokens
 
 
+def packed_bits(allowed: Tensor) -> Tensor:
+    """[.., ceil(V/32)] int32 of [.., V] bool; bits beyond the vocabulary are set."""
+    v = allowed.shape[-1]
+    bits = torch.nn.functional.pad(allowed.long(), (0, -v % 32), value=1)
+    words = (bits.unflatten(-1, (-1, 32)) << torch.arange(32)).sum(-1)
+    return words.to(torch.int32)
+
+
+def some_allowed(shape: tuple[int, ...], tokens: Tensor, g: Generator) -> Tensor:
+    """[.., V] bool for rows of which the first follow `tokens`, most of which are allowed.
+
+    Whole tiles are not allowed in some rows, and nothing is in the last but one row of the second
+    sequence.
+    """
+    allowed = torch.rand(shape, generator=g) < torch.rand(shape[:-1], generator=g)[..., None]
+    allowed[..., : shape[-1] // 2] &= torch.rand(shape[:-1], generator=g)[..., None] < 0.7
+    kept = torch.rand(tokens.shape, generator=g) < 0.9
+    inside = (tokens >= 0) & (tokens < shape[-1]) & kept
+    b, i = inside.nonzero(as_tuple=True)
+    allowed[b, i, tokens[b, i].long()] = True
+    allowed[1:2, -2:-1] = False
+    return allowed
+
+
 def ragged(b: int, n: int, g: Generator) -> tuple[Tensor, Tensor]:
     """([B, n+1] bool, the rows that sequences of random lengths have; target_indptr)."""
     lengths = torch.randint(0, n + 1, (b,), generator=g)

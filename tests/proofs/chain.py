@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -15,9 +16,11 @@ from proofs.case import (
     any_seeds,
     ending_limits,
     noisy_draft,
+    packed_bits,
     ragged,
     sampling,
     sliced,
+    some_allowed,
     spaced,
     verify_id,
     zipf_logits,
@@ -39,12 +42,14 @@ class DraftInputs:
     logsumexp: Tensor | None = None
     threshold: Tensor | None = None
     temperatures: Tensor | None = None
+    bitmask: Tensor | None = None
     probs: Tensor | None = None  # [B, gamma, D], by column
     column_ids: Tensor | None = None  # the token of each column: [D] or [B, gamma, D]
+    of_rows: ClassVar[tuple[str, ...]] = ("rows", "ids", "logsumexp", "threshold", "bitmask")
 
     def flatten(self, rows: Tensor, m: int) -> Tensor:
         """Puts the rows [B, M, D] of all sequences into one list; returns `draft_rows`."""
-        for name in ("rows", "ids", "logsumexp", "threshold"):
+        for name in self.of_rows:
             x = getattr(self, name)
             setattr(self, name, None if x is None else x.flatten(0, 1))
         return (rows + m * torch.arange(len(rows))[:, None]).to(torch.int32)
@@ -52,7 +57,7 @@ class DraftInputs:
     def scatter(self, places: Tensor) -> None:
         """Moves row i of sequence b to row places[b, i]."""
         origin, every = places.argsort(-1), torch.arange(len(places))[:, None]
-        for name in ("rows", "ids", "logsumexp", "threshold"):
+        for name in self.of_rows:
             x = getattr(self, name)
             setattr(self, name, None if x is None else x[every, origin])
 
@@ -72,6 +77,7 @@ def chain_case(
     id_dtype=torch.int64,
     acceptance=0.8,
     limits=False,
+    mask=False,
     bare=False,
 ) -> Case:
     """A case of `verify_chain`.
@@ -86,6 +92,7 @@ def chain_case(
     layout: "dense", "sliced" (views into wider tensors), "ragged", or "ragged-padded" (only the
         target is ragged, the draft is [B, gamma, D]).
     limits: some sequences end by an end-of-sequence token or at `max_new_tokens`.
+    mask: a bitmask of tokens, and of those that a sampled draft may draw; other entries are NaN.
     bare: without the optional outputs.
     """
 
@@ -97,7 +104,7 @@ def chain_case(
         if draft == "none":
             made = DraftInputs(_likely(target, acceptance, g))
         else:
-            made = make_draft(draft, near.to(dtype), kind, temperatures_of(params, b), g)
+            made = make_draft(draft, near.to(dtype), kind, temperatures_of(params, b), g, mask)
             if rule not in RULES_READING_DRAFT:
                 made.tokens = _likely(target, acceptance, g)
         if b >= 3 and gamma >= 2:
@@ -108,6 +115,10 @@ def chain_case(
         if kind == "probs":
             target = target.float().softmax(-1).to(dtype)
         noise = [any_seeds(b, g), any_positions(b, g)]
+        bitmask = None
+        if mask:
+            allowed = some_allowed(target.shape, made.tokens, g)
+            target, bitmask = target.where(allowed, torch.nan), packed_bits(allowed)
         target_indptr = draft_rows = None
         if rows != "each":
             draft_rows = torch.rand(b, gamma, generator=g).argsort(-1)
@@ -115,12 +126,14 @@ def chain_case(
             draft_rows = made.flatten(draft_rows, gamma) if rows == "flat" else draft_rows
         if layout.startswith("ragged"):
             used, target_indptr = ragged(b, gamma, g)
-            target = target[used]
+            target, bitmask = target[used], None if bitmask is None else bitmask[used]
             if layout == "ragged" and made.rows is not None and rows == "each":
                 made.rows = made.rows[used[:, 1:]]
-                made.ids = None if made.ids is None else made.ids[used[:, 1:]]
+                for name in ("ids", "bitmask"):
+                    x = getattr(made, name)
+                    setattr(made, name, None if x is None else x[used[:, 1:]])
         if layout == "sliced":
-            target = sliced(target)
+            target, bitmask = sliced(target), None if bitmask is None else sliced(bitmask)
             slice_draft(made)
             draft_rows = None if draft_rows is None else sliced(draft_rows)
             noise = [spaced(x) for x in noise]
@@ -130,15 +143,15 @@ def chain_case(
         ends = ending_limits(made.tokens, gamma + 2, g) if limits else (None, None)
         return (
             *(target, made.tokens, made.rows, made.ids, made.columns),
-            *(made.logsumexp, made.threshold, made.temperatures, 1.0, draft_rows),
-            *(KINDS.index(kind), RULES.index(rule), *params, *noise),
+            *(made.logsumexp, made.threshold, made.temperatures, 1.0, made.bitmask),
+            *(draft_rows, KINDS.index(kind), RULES.index(rule), *params, bitmask, *noise),
             *(target_indptr, None, lenience, 0.09, 0.3, *top, rates, *ends, not bare, not bare),
         )
 
     sizes = [f"B{b}", f"g{gamma}", f"V{v}", SHORT[dtype], rule]
     i32 = id_dtype == torch.int32
     words = verify_id(
-        sizes, [kind, draft, rows, filters, layout], i32=i32, limits=limits, bare=bare
+        sizes, [kind, draft, rows, filters, layout], i32=i32, limits=limits, mask=mask, bare=bare
     )
     return Case("verify_chain", words, build, b * (gamma + 1), v)
 
@@ -158,12 +171,12 @@ def _likely(target: Tensor, acceptance: float, g: Generator) -> Tensor:
 
 
 def make_draft(
-    form: str, near: Tensor, kind: str, temperatures: Tensor, g: Generator
+    form: str, near: Tensor, kind: str, temperatures: Tensor, g: Generator, mask: bool = False
 ) -> DraftInputs:
     """The draft of a case.
 
     form: as `draft` of `chain_case`. near: [B, gamma, V] logits near the target's, in the dtype of
-    the rows.
+    the rows. mask: a sampled draft has a bitmask.
     """
     form, _, suffix = form.partition("-")
     if form == "sparse":
@@ -183,6 +196,12 @@ def make_draft(
         ids = torch.arange(rows.shape[-1])
     made = DraftInputs(torch.empty(0), rows, columns=columns)
     if "sampled" in (form, suffix):
+        if mask:
+            none = torch.empty(*rows.shape[:-2], 0, dtype=torch.int64)
+            allowed = some_allowed(rows.shape, none, g)
+            allowed[..., 0] = True
+            made.bitmask, rows = packed_bits(allowed), rows.where(allowed, -torch.inf)
+            made.rows = rows.where(allowed, torch.nan)
         probs = _add_statistics(made, rows, g)
     elif kind == "probs":
         made.rows = rows.float().softmax(-1).to(rows.dtype)
@@ -252,6 +271,7 @@ def slice_draft(made: DraftInputs) -> None:
     made.tokens = sliced(made.tokens)
     made.rows = None if made.rows is None else sliced(made.rows)
     made.ids = None if made.ids is None else sliced(made.ids)
+    made.bitmask = None if made.bitmask is None else sliced(made.bitmask)
     made.columns = None if made.columns is None else spaced(made.columns)
 
 
@@ -327,4 +347,22 @@ CASES: tuple[Case, ...] = (
     chain_case(3, 0, 517, rule="block", draft="mapped"),
     chain_case(3, 2, 1, rule="block", draft="sparse"), chain_case(1, 3, 131073, bf16, rule="block"),
     chain_case(2, 4, 151936, rule="block", draft="sparse", filters="scalar", limits=True),
+    chain_case(4, 3, 517, mask=True), chain_case(4, 3, 517, bf16, mask=True, layout="ragged"),
+    chain_case(4, 3, 1031, f16, mask=True, filters="tensor", layout="sliced", draft="none"),
+    chain_case(4, 3, 517, kind="probs", mask=True, draft="sparse"),
+    chain_case(3, 3, 517, kind="probs", mask=True, rule="greedy"),
+    chain_case(4, 3, 517, mask=True, draft="sampled", filters="scalar", layout="sliced"),
+    chain_case(4, 3, 517, mask=True, rule="block", draft="sampled"),
+    chain_case(4, 3, 517, bf16, mask=True, rule="block", draft="wide-sampled", layout="ragged"),
+    chain_case(4, 3, 517, mask=True, rule="block", draft="mapped-sampled", rows="flat"),
+    chain_case(4, 3, 131, mask=True, rule="match", draft="none", filters="tensor"),
+    chain_case(4, 3, 131, mask=True, rule="typical"),
+    chain_case(4, 3, 67, mask=True, rule="top_beta"),
+    chain_case(4, 3, 67, mask=True, rule="lenient", filters="zero", kind="probs"),
+    chain_case(2, 2, 517, mask=True),
+    chain_case(1, 3, 67, mask=True, rule="lenient", layout="ragged"),
+    chain_case(1, 4, 517, bf16, mask=True, rule="block", draft="mapped-sampled", filters="topk"),
+    chain_case(2, 2, 131, kind="probs", mask=True, rule="match", draft="none", filters="tensor"),
+    chain_case(2, 2, 67, kind="probs", mask=True, rule="greedy", limits=True),
+    chain_case(3, 2, 1, mask=True), chain_case(2, 2, 8193, bf16, mask=True, filters="scalar"),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from support.providers import provider, sample, verify
 
 import proofs
 from proofs import assert_close
+from proofs.case import packed_bits
 
 TOLERANCE = 1e-6
 RATES = torch.tensor([0.75, 0.3])  # `synthetic_rates` of rule synthetic
@@ -64,13 +65,22 @@ def with_impossible(tables, ids):
     return out
 
 
+def with_impossible_where(tables, allowed, value=-torch.inf):
+    """The tables with -inf, or another value, where a token is not allowed."""
+    if allowed is None:
+        return tables
+    return [t.where(a, value) for t, a in zip(tables, allowed, strict=True)]
+
+
 class Toy:
     """What toy chains and trees share: each has its `op`, how to call it, and `arguments`."""
 
-    def statistics(self, rows, provider_name):
+    def statistics(self, rows, provider_name, bitmask=None):
         """`sampled` of draft rows [N, rows, V], by the `sample` of a provider."""
         filters = {"temperature": 1.0, **self.draft_filters}
-        out = sample(provider("sample", provider_name), rows.flatten(0, 1), **filters)
+        bitmask = None if bitmask is None else bitmask.flatten(0, 1)
+        op = provider("sample", provider_name)
+        out = sample(op, rows.flatten(0, 1), bitmask=bitmask, **filters)
         return *(x.view(rows.shape[:2]) for x in out[2:4]), filters["temperature"]
 
     def verifier(self, name, change=lambda arguments: arguments, outputs=slice(0, 2)):
@@ -100,13 +110,14 @@ class ToyChain(Toy):
     target_probs, draft_probs: the distributions of both models after each prefix.
     draft: the form in which the draft is given, as in `proofs.chain_case`. same: the draft model
     is the target. holes: some tokens are impossible. options: more keyword arguments of `verify`.
+    mask: whose rows have a bitmask by prefix, "target" or "both"; entries not allowed are 9.
     """
 
     op, call = "verify_chain", staticmethod(verify)
 
     def __init__(self, v=3, gamma=2, *, seed=0, draft="full", kind="logits", dtype=torch.float32,
                  holes=False, same=False, rule="token", target_filters=None, draft_filters=None,
-                 **options):  # fmt: skip
+                 mask="", **options):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         self.v, self.gamma, self.kind, self.rule, self.options = v, gamma, kind, rule, options
         self.form, _, self.variant = draft.partition("-")
@@ -126,22 +137,35 @@ class ToyChain(Toy):
             q = with_impossible(q, 0)
         elif self.form == "sparse":
             q = with_impossible(q, lambda t: t < t.topk(2, -1).values[..., 1:])
-        self.target_probs = distributions(p, **self.target_filters)
+        self.allowed = self.draft_allowed = None
+        if mask:
+            tables = logit_tables(generator, v, gamma + 1, holes=True)
+            self.allowed = [t > -torch.inf for t in tables]
+        if mask == "both":
+            self.draft_allowed = self.allowed[:gamma]
         temperature = {k: x for k, x in self.target_filters.items() if k == "temperature"}
-        self.draft_probs = distributions(q, **(self.draft_filters or temperature))
+        kept = with_impossible_where(p, self.allowed), with_impossible_where(q, self.draft_allowed)
+        self.target_probs = distributions(kept[0], **self.target_filters)
+        self.draft_probs = distributions(kept[1], **(self.draft_filters or temperature))
         if kind == "probs":
             p, q = ([t.float().softmax(-1) for t in x] for x in (p, q))
-            self.target_probs = distributions([t.double().log() for t in p], **self.target_filters)
+            logs = with_impossible_where([t.double().log() for t in p], self.allowed)
+            self.target_probs = distributions(logs, **self.target_filters)
             self.draft_probs = [t.double() for t in q]
         if draft == "none":
             self.draft_probs = [torch.nn.functional.one_hot(t.argmax(-1), v).double() for t in q]
-        self.p, self.q = p, q
+        self.p = with_impossible_where(p, self.allowed, 9.0)
+        self.q = with_impossible_where(q, self.draft_allowed, 9.0)
 
     def arguments(self, drafts, provider_name):
         """Keyword arguments of `providers.verify` for these draft tuples."""
         target = rows_after(self.p, drafts)[..., : self.v]
         given, is_sampled = self._draft(drafts, target), "sampled" in (self.form, self.variant)
-        sampled = self.statistics(given["draft"], provider_name) if is_sampled else None
+        for name, tables in (("bitmask", self.allowed), ("draft_bitmask", self.draft_allowed)):
+            if tables is not None:
+                given[name] = packed_bits(rows_after(tables, drafts))
+        bitmask = given.get("draft_bitmask")
+        sampled = self.statistics(given["draft"], provider_name, bitmask) if is_sampled else None
         return dict(target=target, **given, sampled=sampled, kind=self.kind, rule=self.rule,
                     **self.target_filters, **self.options)  # fmt: skip
 

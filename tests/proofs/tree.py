@@ -13,9 +13,11 @@ from proofs.case import (
     any_seeds,
     ending_limits,
     noisy_draft,
+    packed_bits,
     ragged,
     sampling,
     sliced,
+    some_allowed,
     spaced,
     verify_id,
     zipf_logits,
@@ -43,6 +45,7 @@ def tree_case(
     parent_dtype=torch.int64,
     acceptance=0.7,
     limits=False,
+    mask=False,
     bare=False,
 ) -> Case:
     """A case of `verify_tree` with n nodes, some of them absent, some siblings of one token.
@@ -52,6 +55,7 @@ def tree_case(
         or "flat" (the same, with the rows of all sequences in one list).
     layout: "dense", "sliced" (views into wider tensors) or "ragged".
     limits: some sequences end by an end-of-sequence token, at `max_new_tokens` or at `max_depth`.
+    mask: as in `chain_case`.
     """
 
     def build(g: Generator) -> Args:
@@ -65,7 +69,7 @@ def tree_case(
         params = sampling(filters, b, v, g)
         made = DraftInputs(torch.empty(0))
         if draft != "none":
-            made = make_draft(draft, near.to(dtype), kind, temperatures_of(params, b), g)
+            made = make_draft(draft, near.to(dtype), kind, temperatures_of(params, b), g, mask)
         row_of = torch.arange(n).expand(b, n) if rows == "each" else parents + 1
         drawn = rule in TREE_RULES_READING_DRAFT and draft != "none"
         probs, ids = target.float().softmax(-1), torch.arange(v)
@@ -80,6 +84,17 @@ def tree_case(
             made.ids = made.ids.to(id_dtype)
         if kind == "probs":
             target = target.float().softmax(-1).to(dtype)
+        bitmask = None
+        if mask:
+            # Of every row some token, of most a child's.
+            allowed = some_allowed(target.shape, tokens[:, :0], g)
+            b_, n_ = (tokens >= 0).nonzero(as_tuple=True)
+            inside = tokens[b_, n_] < v
+            b_, n_ = b_[inside], n_[inside]
+            allowed[b_, parents[b_, n_] + 1, tokens[b_, n_]] |= (
+                torch.rand(len(b_), generator=g) < 0.9
+            )
+            target, bitmask = target.where(allowed, torch.nan), packed_bits(allowed)
         draft_rows = None if rows == "each" else row_of.to(torch.int32)
         if rows == "flat":
             draft_rows = made.flatten(row_of, n + 1)
@@ -88,25 +103,26 @@ def tree_case(
         target_indptr = None
         if layout == "ragged":
             used, target_indptr = ragged(b, n, g)
-            target = target[used]
+            target, bitmask = target[used], None if bitmask is None else bitmask[used]
         if layout == "sliced":
             target, parents = sliced(target), sliced(parents)
+            bitmask = None if bitmask is None else sliced(bitmask)
             draft_rows = None if draft_rows is None else sliced(draft_rows)
             slice_draft(made)
             noise = [spaced(x) for x in noise]
         ends = ending_limits(made.tokens, 4, g) if limits else (None, None)
         return (
             *(target, made.tokens, parents, made.rows, made.ids, made.columns),
-            *(made.logsumexp, made.threshold, made.temperatures, 1.0, draft_rows),
-            *(KINDS.index(kind), TREE_RULES.index(rule)),
-            *(*params, *noise, target_indptr, None, 0.09, 0.3, *ends),
+            *(made.logsumexp, made.threshold, made.temperatures, 1.0, made.bitmask),
+            *(draft_rows, KINDS.index(kind), TREE_RULES.index(rule)),
+            *(*params, bitmask, *noise, target_indptr, None, 0.09, 0.3, *ends),
             *(min(n, 2) if limits else n, not bare, not bare),
         )
 
     words = verify_id(
         [f"B{b}", f"N{n}", f"V{v}", SHORT[dtype], rule], [kind, draft, rows, filters, layout],
         chain=chain, i32=id_dtype == torch.int32, p32=parent_dtype == torch.int32, limits=limits,
-        bare=bare,
+        mask=mask, bare=bare,
     )  # fmt: skip
     return Case("verify_tree", words, build, b * (n + 1), v)
 
@@ -216,4 +232,15 @@ CASES: tuple[Case, ...] = (
     tree_case(1, 4, 131073, rule="traversal", rows="shared"),
     tree_case(1, 4, 131073, bf16, rule="k_seq", rows="shared", filters="topp"),
     tree_case(1, 4, 131073, rule="multi_draft_wor", rows="shared", filters="topk"),
+    tree_case(4, 9, 517, mask=True, rows="shared", draft="sampled"),
+    tree_case(4, 7, 131, bf16, mask=True, filters="tensor", layout="ragged"),
+    tree_case(4, 7, 131, mask=True, rule="multi_draft_wor", rows="flat", draft="sampled"),
+    tree_case(4, 7, 131, mask=True, rule="top_k_plus_one", rows="shared", draft="wide-sampled"),
+    tree_case(4, 7, 131, mask=True, rule="k_seq", rows="shared", draft="sampled", layout="sliced"),
+    tree_case(4, 7, 131, mask=True, rule="traversal", rows="shared", draft="sampled"),
+    tree_case(4, 7, 131, mask=True, rule="traversal", kind="probs", draft="sparse"),
+    tree_case(4, 7, 131, mask=True, rule="greedy", draft="none", kind="probs"),
+    tree_case(4, 7, 131, mask=True, rule="match", draft="none", filters="topk"),
+    tree_case(4, 7, 67, f16, mask=True, rule="typical", draft="none"),
+    tree_case(4, 7, 67, mask=True, rule="target_only", draft="none", layout="ragged"),
 )  # fmt: skip

@@ -30,7 +30,9 @@ def rank_arguments(a, begin, end):
             temperature = a.draft_temperature
             if a.draft_temperatures is not None:
                 temperature = a.draft_temperatures
-            draft = SampledDraft(draft, a.draft_logsumexp, a.draft_threshold, temperature)
+            draft = SampledDraft(
+                draft, a.draft_logsumexp, a.draft_threshold, temperature, a.draft_bitmask
+            )
     pairs = (
         (name, getattr(a, f"{name}s"), getattr(a, name))
         for name in ("temperature", "top_k", "top_p", "min_p")
@@ -42,8 +44,8 @@ def rank_arguments(a, begin, end):
         **{
             name: getattr(a, name)
             for name in (
-                "seeds", "positions", "target_indptr", "uniforms", "eos_token_ids",
-                "max_new_tokens", "with_logprobs", "with_accept_probs",
+                "token_bitmask", "seeds", "positions", "target_indptr", "uniforms",
+                "eos_token_ids", "max_new_tokens", "with_logprobs", "with_accept_probs",
             )
         },
     )  # fmt: skip

@@ -147,6 +147,7 @@ DIFFERENT = [
             {"top_k": 3},
             {"top_p": 0.5},
             {"min_p": 0.5},
+            {"token_bitmask": torch.zeros(2, 3, 1).int()},
             {"uniforms": torch.zeros(2, 3, dtype=torch.float64)},
             {"eos_token_ids": torch.tensor([1])},
             {"max_new_tokens": torch.tensor([1, 1])},
@@ -173,13 +174,16 @@ def test_a_wrong_or_different_argument_of_one_rank_raises_on_all(ranks):
     ranks.run(3, verify_on_rank, args)  # the group is as good as before
 
 
-def test_shards_that_do_not_make_up_the_vocabulary_are_refused(ranks):
+def test_what_does_not_fit_the_vocabulary_of_all_shards_is_refused(ranks):
     args = chain_case(2, 2, 9).args()
     whole = dict(target_shard=args[0], draft_shard=None, vocab_start=None, vocab_size=9)
     empty = dict(target_shard=torch.zeros(2, 3, 0), draft_shard=None)
+    words = "token_bitmask must be [2, 3, 1] int32, one bit for each token of the whole vocabulary"
     for changes, message in (
         (whole, "the shards must hold vocab_size = 9 tokens together, got [9, 9]"),
         (empty, "the shards must hold at least 1 token together, got [0, 0]"),
+        ({"token_bitmask": torch.zeros(2, 3, 9).int()}, f"{words}, got [2, 3, 9] torch.int32"),
+        ({"token_bitmask": torch.zeros(2, 3, 1)}, f"{words}, got [2, 3, 1] torch.float32"),
     ):
         for done, answer in ranks.answers(2, verify_with_all_changed, args, changes):
             assert not done

@@ -27,7 +27,7 @@ SPLITS = ((131, 3, (0, 130, 1)), (29, 4, (25, 2, 0, 2)))
 NOT_SERVED = {*RULES} - {*SHARDED_RULES} | {"probs", "mapped", "wide", "narrow"}
 NOT_SERVED |= {"flat", "chosen"}
 # What no random case below has. The large ones are worked on a few sequences at a time.
-EDGES = {"B0", "g0", "V1", "bf16", "f16", "sampled", "sparse", "limits"}
+EDGES = {"B0", "g0", "V1", "bf16", "f16", "sampled", "sparse", "limits", "mask"}
 SERVED = [
     pytest.param(c, marks=[pytest.mark.full] * (c.heavy or not EDGES & words), id=c.id)
     for c in proofs.cases("verify_chain", heavy=True)
@@ -85,12 +85,16 @@ def test_ranks_without_entries_change_no_bit(ranks, rule, draft):
             assert_outputs_equal("verify_chain", got, want)
 
 
-@pytest.mark.parametrize(("rule", "draft"), [("token", "sampled")])
-def test_the_emitted_tokens_have_the_targets_distribution(ranks, rule, draft):
+@pytest.mark.parametrize(
+    ("rule", "draft", "mask"), [("token", "sampled", ""), ("block", "sampled", "both")]
+)
+def test_the_emitted_tokens_have_the_targets_distribution(ranks, rule, draft, mask):
     """Every tuple of drafts and every cell of the uniforms, with the vocabulary on three ranks."""
     filters = {"temperature": 0.8, "top_k": 2, "top_p": 0.95}
     of_draft = {"temperature": 1.2, "top_k": 2}
-    toy = ToyChain(draft=draft, rule=rule, seed=3, target_filters=filters, draft_filters=of_draft)
+    toy = ToyChain(
+        draft=draft, rule=rule, seed=3, target_filters=filters, draft_filters=of_draft, mask=mask
+    )
     assert_target_distribution(toy.realized(sharded_provider(ranks, 3)), toy)
 
 

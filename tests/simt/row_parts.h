@@ -101,7 +101,7 @@ SPECDEC_EXPORT double simt_measure(const float* logits, int64_t vocab, float tem
   fill.row.data = logits;
   fill.row.vocab = vocab;
   fill.row.dtype = specdec::DType::kFloat32;
-  fill.row.read = cuda::Read::kLogits;
+  fill.row.read = specdec::Read::kLogits;
   fill.tile_stats = {units.data(), nullptr, maxima.data()};
   const float inv_t = specdec::inverse_temperature(temperature);
   fill.rate = cuda::rate_of(inv_t);

@@ -109,21 +109,24 @@ def per_sequence(value, n):
     return value if isinstance(value, torch.Tensor) else torch.full((n,), value, dtype=torch.int64)
 
 
-def sample(op, logits, *, seeds=0, positions=0, noise="draft", method=None, **filters):
+def sample(
+    op, logits, *, bitmask=None, seeds=0, positions=0, noise="draft", method=None, **filters
+):
     """Call an implementation of `sample` with the arguments of the public function."""
     n = len(logits)
     method = method or ("gumbel" if noise == "shared" else "cdf")
     seeds, positions = per_sequence(seeds, n), per_sequence(positions, n)
     return op(
-        logits, *sampling_arguments(**filters), seeds, positions, number(noise, NOISES),
+        logits, *sampling_arguments(**filters), bitmask, seeds, positions, number(noise, NOISES),
         number(method, METHODS),
     )  # fmt: skip
 
 
 def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=None, kind="logits",
-           draft_rows=None, rule="token", seeds=0, positions=0, target_indptr=None, uniforms=None,
-           lenience=1.0, epsilon=0.09, delta=0.3, beta=1, tau=0.0, rates=None, eos_token_ids=None,
-           max_new_tokens=None, logprobs=True, accept_probs=True, **filters):  # fmt: skip
+           draft_rows=None, rule="token", bitmask=None, draft_bitmask=None, seeds=0, positions=0,
+           target_indptr=None, uniforms=None, lenience=1.0, epsilon=0.09, delta=0.3, beta=1,
+           tau=0.0, rates=None, eos_token_ids=None, max_new_tokens=None, logprobs=True,
+           accept_probs=True, **filters):  # fmt: skip
     """Call an implementation of `verify_chain` with the arguments of the public function.
 
     sampled: logsumexp, threshold and temperature of a `SampledDraft`, whose logits are `draft`.
@@ -134,8 +137,8 @@ def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=No
     logsumexp, threshold, t = sampled or (None, None, 1.0)
     ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
     return op(
-        target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, draft_rows,
-        number(kind, KINDS), number(rule, RULES), *sampling_arguments(**filters),
+        target, tokens, draft, ids, columns, logsumexp, threshold, ts, t, draft_bitmask, draft_rows,
+        number(kind, KINDS), number(rule, RULES), *sampling_arguments(**filters), bitmask,
         per_sequence(seeds, n), per_sequence(positions, n),
         target_indptr, uniforms, lenience, epsilon, delta, beta, tau, rates, eos_token_ids,
         max_new_tokens, logprobs, accept_probs,
@@ -143,17 +146,18 @@ def verify(op, target, tokens, draft=None, *, sampled=None, ids=None, columns=No
 
 
 def verify_tree(op, target, tokens, parents, draft=None, *, rule, sampled=None, ids=None,
-                columns=None, draft_rows=None, kind="logits", seeds=0, positions=0,
-                target_indptr=None, uniforms=None, epsilon=0.09, delta=0.3, eos_token_ids=None,
-                max_new_tokens=None, max_depth=None, logprobs=True, accept_probs=True,
-                **filters):  # fmt: skip
+                columns=None, draft_rows=None, kind="logits", bitmask=None, draft_bitmask=None,
+                seeds=0, positions=0, target_indptr=None, uniforms=None, epsilon=0.09, delta=0.3,
+                eos_token_ids=None, max_new_tokens=None, max_depth=None, logprobs=True,
+                accept_probs=True, **filters):  # fmt: skip
     """Call an implementation of `verify_tree`; the arguments of drafts are those of `verify`."""
     b = len(tokens)
     logsumexp, threshold, t = sampled or (None, None, 1.0)
     ts, t = (t, 1.0) if isinstance(t, torch.Tensor) else (None, t)
     return op(
-        target, tokens, parents, draft, ids, columns, logsumexp, threshold, ts, t, draft_rows,
-        number(kind, KINDS), number(rule, TREE_RULES), *sampling_arguments(**filters),
+        target, tokens, parents, draft, ids, columns, logsumexp, threshold, ts, t, draft_bitmask,
+        draft_rows, number(kind, KINDS), number(rule, TREE_RULES), *sampling_arguments(**filters),
+        bitmask,
         per_sequence(seeds, b), per_sequence(positions, b),
         target_indptr, uniforms, epsilon, delta, eos_token_ids, max_new_tokens,
         tokens.shape[1] if max_depth is None else max_depth, logprobs, accept_probs,

@@ -42,8 +42,12 @@ void ChainVerifier::decide_block() {
   }
   const bool whole = tau == end;
   if (whole && block_fault_ == 0 && no_bonus_) return;
+  if (whole && block_fault_ == kTargetInvalid) {
+    status_ |= target_fault(p_, state_, tau);
+    return;
+  }
   if (whole) status_ |= block_fault_ != 0 ? block_fault_ : status_after_drafts_;
-  if (!whole || block_fault_ != kTargetInvalid) emit_after_block(tau, whole);
+  emit_after_block(tau, whole);
 }
 
 // Measures the drafted rows and computes the factors c_i. Returns the number of drafts before the
@@ -79,7 +83,7 @@ void ChainVerifier::emit_after_block(int64_t tau, bool whole) {
   const bool measured = !whole && !(state_.direct && tau == 0);
   const RowStats stats = measured ? scratch_.all_stats[tau] : measure_target(row);
   if (!stats.valid) {
-    status_ |= kTargetInvalid;
+    status_ |= target_fault(p_, state_, tau);
   } else if (whole) {
     emit_from_target(tau, row, stats);
   } else {

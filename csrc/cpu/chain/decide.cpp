@@ -50,7 +50,7 @@ bool ChainVerifier::decide_row(int64_t i, int64_t x) {
   const bool reads_one_entry = state_.direct && x >= 0;
   RowStats stats = reads_one_entry ? check_entry(row, x) : measure_target(row);
   if (!stats.valid) {
-    status_ |= kTargetInvalid;
+    status_ |= target_fault(p_, state_, i);
     return false;
   }
   if (state_.greedy || p_.rule == Rule::kMatch) return accept_target_token(i, x, row, stats);

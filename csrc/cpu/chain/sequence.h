@@ -24,8 +24,7 @@ class SequenceView {
 
   RowView target_row(int64_t i) const {
     const RowIndex at = target_row_index(p_, state_, i);
-    const bool as_log = p_.kind == Kind::kProbs && !state_.direct && !state_.greedy;
-    return RowView(p_.target, at.sequence, at.row, p_.vocab, as_log);
+    return RowView(p_.target, at.sequence, at.row, p_.vocab, target_read(p_, state_));
   }
   RowStats measure_target(const RowView& row, Scratch& scratch) const {
     if (p_.kind == Kind::kProbs && (state_.direct || state_.greedy)) {

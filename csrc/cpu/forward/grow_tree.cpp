@@ -161,7 +161,7 @@ class Growth {
     std::vector<int64_t> tokens(rows * width_), frontier(batch_ * width_);
     std::vector<float> scores(rows * width_);
     ExpandTreeParams e = {};
-    e.logits = {logits.data(), p_.head.dtype, count * vocab, vocab};
+    e.logits = {logits.data(), p_.head.dtype, count * vocab, vocab, {}};
     e.scores = paths.data();
     e.score_stride_sequence = count;
     e.score_stride = 1;

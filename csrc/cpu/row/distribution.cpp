@@ -10,8 +10,8 @@
 
 namespace specdec::cpu {
 
-RowView::RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab, bool as_log)
-    : vocab_(vocab), dtype_(rows.dtype), as_log_(as_log) {
+RowView::RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab, Read read)
+    : allowed_(rows.allowed.row(sequence, row)), vocab_(vocab), dtype_(rows.dtype), read_(read) {
   const int64_t bytes = rows.dtype == DType::kFloat32 ? 4 : 2;
   data_ = static_cast<const char*>(rows.data) +
           bytes * (sequence * rows.stride_sequence + row * rows.stride_row);
@@ -19,7 +19,7 @@ RowView::RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab,
 
 int64_t RowView::tile_size(int64_t t) const { return std::min(kTile, vocab_ - t * kTile); }
 
-const float* RowView::read(int64_t begin, int64_t n, float* scratch) const {
+const float* RowView::convert(int64_t begin, int64_t n, float* scratch) const {
   const TileKernels& k = tile_kernels();
   const float* out = scratch;
   switch (dtype_) {
@@ -33,8 +33,26 @@ const float* RowView::read(int64_t begin, int64_t n, float* scratch) const {
       k.from_float16(static_cast<const uint16_t*>(data_) + begin, n, scratch);
       break;
   }
-  if (!as_log_) return out;
+  if (read_ != Read::kLogOfProbs) return out;
   k.log(out, n, scratch);
+  return scratch;
+}
+
+const float* RowView::read(int64_t begin, int64_t n, float* scratch) const {
+  if (allowed_ == nullptr) return convert(begin, n, scratch);
+  const float rest = entry_not_allowed(read_);
+  if (begin % 32 != 0) {  // columns of a draft beyond the target's vocabulary
+    const float* const values = convert(begin, n, scratch);
+    for (int64_t j = 0; j < n; ++j) scratch[j] = is_allowed(allowed_, begin + j) ? values[j] : rest;
+    return scratch;
+  }
+  const uint32_t* const words = allowed_ + begin / 32;
+  // Most tiles of a grammar's mask are empty: they are not read.
+  if (std::all_of(words, words + bitmask_words(n), [](uint32_t word) { return word == 0; })) {
+    std::fill(scratch, scratch + n, rest);
+  } else {
+    tile_kernels().keep_allowed(convert(begin, n, scratch), n, words, rest, scratch);
+  }
   return scratch;
 }
 
@@ -44,7 +62,7 @@ const float* RowView::tile(int64_t t, float* scratch) const {
 
 float RowView::at(int64_t index) const {
   float one;
-  return *read(index, 1, &one);
+  return is_allowed(allowed_, index) ? *convert(index, 1, &one) : entry_not_allowed(read_);
 }
 
 void RowView::gather(const int32_t* columns, int64_t n, float rest, float* out) const {

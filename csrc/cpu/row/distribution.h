@@ -22,8 +22,8 @@ namespace specdec::cpu {
 class RowView {
  public:
   RowView() = default;
-  // as_log: the elements are probabilities and are read as their logarithms.
-  RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab, bool as_log = false);
+  RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab,
+          Read read = Read::kLogits);
   int64_t vocab() const { return vocab_; }
   int64_t tiles() const { return (vocab_ + kTile - 1) / kTile; }
   int64_t tile_size(int64_t t) const;
@@ -36,10 +36,13 @@ class RowView {
   void gather(const int32_t* columns, int64_t n, float rest, float* out) const;
 
  private:
+  const float* convert(int64_t begin, int64_t n, float* scratch) const;
+
   const void* data_ = nullptr;
+  const uint32_t* allowed_ = nullptr;
   int64_t vocab_ = 0;
   DType dtype_ = DType::kFloat32;
-  bool as_log_ = false;
+  Read read_ = Read::kLogits;
 };
 
 struct RowStats {

@@ -25,7 +25,8 @@ void sample(const SampleParams& p, const Parallel& parallel) {
         const RowView row(p.logits, r, 0, p.vocab);
         const RowStats stats = measure(row, params, inner, scratch);
         if (!stats.valid) {
-          p.status[r] = kTargetInvalid;
+          const bool any = allows_any(p.logits.allowed.row(r, 0), p.vocab);
+          p.status[r] = any ? kTargetInvalid : kNothingAllowed;
           return;
         }
         const auto seed = static_cast<uint64_t>(p.seeds[r]);

@@ -83,6 +83,18 @@ void log_tile(const float* in, int64_t n, float* out) {
   map(in, n, out, [](const F& x) { return log(x); });
 }
 
+void keep_allowed(const float* in, int64_t n, const uint32_t* words, float rest, float* out) {
+  constexpr uint32_t kBits[kWidth] = {1u << 0,  1u << 1,  1u << 2,  1u << 3, 1u << 4,  1u << 5,
+                                      1u << 6,  1u << 7,  1u << 8,  1u << 9, 1u << 10, 1u << 11,
+                                      1u << 12, 1u << 13, 1u << 14, 1u << 15};
+  const U lane = load(kBits);
+  each(in, n, 0.0f, [&](int64_t i, const F& v) {
+    const I kept = (U(words[i / 32] >> (i % 32)) & lane) != 0u;
+    const F chosen = select(kept, v, F(rest));
+    n - i < kWidth ? store_part(out + i, n - i, chosen) : store(out + i, chosen);
+  });
+}
+
 template <bool kStrips>
 inline Peak peak_of(const float* tile, int64_t n, float* strip_maxima) {
   F best = -kInf;
@@ -257,6 +269,7 @@ const TileKernels SPECDEC_CAT(tile_kernels_, SPECDEC_ISA) = {
     from_bfloat16,
     from_float16,
     log_tile,
+    keep_allowed,
     peak,
     sum_exp,
     weights,

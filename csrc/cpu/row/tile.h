@@ -54,6 +54,8 @@ struct TileKernels {
   void (*from_bfloat16)(const uint16_t* in, int64_t n, float* out);
   void (*from_float16)(const uint16_t* in, int64_t n, float* out);
   void (*log)(const float* in, int64_t n, float* out);
+  // Entry i where bit i of `words` is set, else `rest`. `out` may be `in`.
+  void (*keep_allowed)(const float* in, int64_t n, const uint32_t* words, float rest, float* out);
   // Writes the maximum of each kStrip entries to `strip_maxima`, which may be null.
   Peak (*peak)(const float* tile, int64_t n, float* strip_maxima);
   float (*sum_exp)(const float* tile, int64_t n,

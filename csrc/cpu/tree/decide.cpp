@@ -15,7 +15,7 @@ void TopDownVerifier::decide() {
   for (int64_t depth = 0; !ends_at(depth, node); ++depth) {
     const TreeStep step = measure_step(depth, node);
     if (!step.stats.valid) {
-      status_ |= kTargetInvalid;
+      status_ |= target_fault(p_, state_, node + 1);
       return;
     }
     find_children(depth);

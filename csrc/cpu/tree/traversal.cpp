@@ -91,8 +91,11 @@ void TraversalVerifier::subtract_child(TraversalLevel& level) {
 
 void TraversalVerifier::emit_next(int64_t depth, TraversalLevel& level) {
   if (ends_at(depth, level.node)) return;
+  if (level.status == kTargetInvalid) {
+    status_ |= target_fault(p_, state_, level.node + 1);
+    return;
+  }
   status_ |= level.status;
-  if (level.status == kTargetInvalid) return;
   Residual& residual = level.residual;
   int64_t y = residual.is_target() ? kNone : residual.draw(residual_uniform(p_, state_, depth));
   if (y < 0) {

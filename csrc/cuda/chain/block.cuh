@@ -77,11 +77,12 @@ inline __device__ Emission decide_block(const ChainJob& job, const ChainSequence
   if (tau < b.end) {
     e.source = Source::kResidual;
   } else if (s.status == 0 && (b.fault != 0 || !s.no_bonus)) {
-    e.status |= b.fault != 0 ? b.fault : s.status_after_drafts;
     const bool measured = !s.direct && b.fault == 0;
-    const bool valid = !measured || job.summaries[job.target_slot(s.b, tau)].stats.valid;
-    if (!valid) e.status |= kTargetInvalid;
-    if (valid && b.fault != kTargetInvalid) e.source = Source::kTarget;
+    const bool valid =
+        measured ? job.summaries[job.target_slot(s.b, tau)].stats.valid : b.fault != kTargetInvalid;
+    if (b.fault != kTargetInvalid) e.status |= b.fault != 0 ? b.fault : s.status_after_drafts;
+    if (!valid) e.status |= target_fault(p, s, tau);
+    if (valid) e.source = Source::kTarget;
   }
   return e;
 }

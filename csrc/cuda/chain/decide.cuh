@@ -130,7 +130,7 @@ inline __device__ Emission emission_of(const ChainJob& job, const ChainSequence&
   // A direct bonus row is not known yet.
   const RowSummary target = target_of(job, s, accepted);
   if (!target.stats.valid) {
-    e.status |= kTargetInvalid;
+    e.status |= target_fault(p, s, accepted);
   } else if (s.greedy || p.rule == Rule::kMatch) {
     e.source = Source::kChoice;
   } else {

@@ -13,8 +13,8 @@ namespace {
 // Whether every target row that is read at all is direct.
 bool all_direct(const ChainParams& p) {
   const SamplingParams& s = p.sampling;
-  return p.kind == Kind::kProbs && p.reads_draft() && s.temperatures == nullptr &&
-         s.temperature == 1 && !may_filter(s, p.vocab);
+  return p.kind == Kind::kProbs && p.reads_draft() && p.target.allowed.words == nullptr &&
+         s.temperatures == nullptr && s.temperature == 1 && !may_filter(s, p.vocab);
 }
 
 // Lays the arrays of a call out in its workspace; returns their size.

@@ -104,7 +104,7 @@ inline __device__ void fill_tile_stats(const RowFill& fill) {
   const RowView& row = fill.row;
   const int step = fill.step();
   int warp_tile = fill.first_warp_tile();
-  if (fill.want == Want::kMass && row.read == Read::kLogits) {
+  if (fill.want == Want::kMass && row.read == Read::kLogits && row.allowed == nullptr) {
     // The loads of a tile at another address end beyond it, and must not end beyond the row.
     const int64_t loaded = row.vocab - (row.aligned() ? 0 : kBeyondTile);
     const auto whole_tiles = static_cast<int>(loaded / kWarpTile);

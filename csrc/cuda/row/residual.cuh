@@ -13,11 +13,8 @@ namespace specdec::cuda {
 // Target row i of a sequence.
 __forceinline__ __device__ RowView target_row(const VerifyParams& p, const SequenceState& s,
                                               int64_t i) {
-  const Read read = p.kind == Kind::kLogits ? Read::kLogits
-                    : s.direct || s.greedy  ? Read::kProbs
-                                            : Read::kLogOfProbs;
   const RowIndex at = target_row_index(p, s, i);
-  return RowView(p.target, at.sequence, at.row, p.vocab, read);
+  return RowView(p.target, at.sequence, at.row, p.vocab, target_read(p, s));
 }
 
 // Turns entries of a target row into cP. It is made once a row, because the normalisation takes an
@@ -85,7 +82,8 @@ struct ResidualRows {
   // a map nor a threshold.
   static __device__ bool serves(const RowView& row, const ScaledTarget& target,
                                 const DraftDistribution& d) {
-    const bool same = d.pairs(row.wide()) && d.row.dtype == row.dtype && d.probs == target.direct;
+    const bool same = d.pairs(row.wide()) && d.row.dtype == row.dtype && d.probs == target.direct &&
+                      row.allowed == nullptr && d.row.allowed == nullptr;
     if (!same || !row.aligned() || !d.row.aligned()) return false;
     if (target.direct) return target.c == 1 && row.wide();
     return target.weight_params.threshold == -INFINITY && d.weight_params.threshold == -INFINITY;

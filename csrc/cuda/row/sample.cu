@@ -50,7 +50,9 @@ __device__ void finish(ThreadBlock& block, const SampleJob& job, int64_t r, Samp
   }
   if (thread_id() != 0) return;
   const double logprob = stats.valid ? stats.logprob(at(t.row, token)) : 0;
-  write(job.p, r, stats.valid ? token : -1, stats, logprob, stats.valid ? 0 : kTargetInvalid);
+  const bool any = stats.valid || allows_any(t.row.allowed, t.row.vocab);
+  const int32_t status = stats.valid ? 0 : any ? kTargetInvalid : kNothingAllowed;
+  write(job.p, r, stats.valid ? token : -1, stats, logprob, status);
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksWithFewRegisters)

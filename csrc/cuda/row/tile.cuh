@@ -16,12 +16,11 @@ constexpr int kPerLane = kWarpTile / kLanes;
 constexpr int kQuads = kPerLane / 4;
 static_assert(kTile % kWarpTile == 0, "warp tiles divide tiles");
 
-// How the entries of a row are read: as they are, checked to be probabilities (a negative one
-// becomes NaN), or as logarithms of probabilities.
-enum class Read : int32_t { kLogits, kProbs, kLogOfProbs };
-
+// A negative probability is read as NaN.
 struct RowView {
   const void* data;
+  const uint32_t* allowed;  // words of a bitmask, null if all tokens are allowed
+  int64_t first;            // the bit of the first entry in it
   int64_t vocab;
   DType dtype;
   Read read;
@@ -29,7 +28,11 @@ struct RowView {
   RowView() = default;
   __device__ RowView(const Rows& rows, int64_t sequence, int64_t row, int64_t vocab,
                      Read read = Read::kLogits)
-      : vocab(vocab), dtype(rows.dtype), read(read) {
+      : allowed(rows.allowed.row(sequence, row)),
+        first(0),
+        vocab(vocab),
+        dtype(rows.dtype),
+        read(read) {
     data = address(rows.data, sequence * rows.stride_sequence + row * rows.stride_row);
   }
 
@@ -37,6 +40,7 @@ struct RowView {
   __device__ RowView part(int64_t skip, int64_t size) const {
     RowView out = *this;
     out.data = address(data, skip);
+    out.first = first + skip;
     out.vocab = vocab - skip < size ? vocab - skip : size;
     return out;
   }
@@ -138,6 +142,7 @@ inline __device__ float as_wanted(Read read, float value) {
 }
 
 inline __device__ float at(const RowView& row, int64_t index) {
+  if (!is_allowed(row.allowed, row.first + index)) return entry_not_allowed(row.read);
   float value;
   if (row.dtype == DType::kFloat32) {
     value = __ldg(static_cast<const float*>(row.data) + index);
@@ -146,6 +151,51 @@ inline __device__ float at(const RowView& row, int64_t index) {
     value = row.dtype == DType::kBFloat16 ? from_bfloat16(h) : from_float16(h);
   }
   return as_wanted(row.read, value);
+}
+
+// Which entries of a warp tile are allowed: a word of the bitmask in each lane, as many as the tile
+// needs. For a whole warp.
+class AllowedInTile {
+ public:
+  __device__ AllowedInTile(const RowView& row, int64_t begin) {
+    const int64_t token = row.first + begin, words = bitmask_words(row.first + row.vocab),
+                  word = token / 32 + lane_id();
+    skipped_ = static_cast<int>(token % 32);
+    word_ = lane_id() <= kWarpTile / 32 && word < words ? __ldg(row.allowed + word) : 0;
+  }
+  __device__ bool any() const { return __any_sync(kAllLanes, word_ != 0); }
+  // The bits from that of entry `index` on, at least eight of them.
+  __device__ uint32_t bits_from(int index) const {
+    const int bit = skipped_ + index;
+    const uint32_t low = __shfl_sync(kAllLanes, word_, bit / 32),
+                   high = __shfl_sync(kAllLanes, word_, bit / 32 + 1);
+    return __funnelshift_r(low, high, bit % 32);
+  }
+
+ private:
+  uint32_t word_;
+  int skipped_;
+};
+
+// Writes `fill` to the elements of a lane that are not allowed.
+template <class T>
+inline __device__ void keep_allowed(const AllowedInTile& allowed, uint32_t fill, Packed& out) {
+  constexpr int kPerLoad = 16 / sizeof(T), kPerWord = 4 / sizeof(T);
+#pragma unroll
+  for (int load = 0; load < kPerLane / kPerLoad; ++load) {
+    const uint32_t bits = allowed.bits_from((load * kLanes + lane_id()) * kPerLoad);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      uint32_t& word = out.word[load * 4 + w];
+      if constexpr (kPerWord == 1) {
+        word = bits >> w & 1 ? word : fill;
+      } else {
+        const uint32_t kept =
+            (bits >> (2 * w) & 1 ? 0xffffu : 0) | (bits >> (2 * w) & 2 ? 0xffff0000u : 0);
+        word = (word & kept) | ((fill | fill << 16) & ~kept);
+      }
+    }
+  }
 }
 
 // Loads sixteen bytes at a time if the alignment allows it, else one element at a time into the
@@ -187,15 +237,27 @@ inline __device__ void load_elements(const RowView& row, int64_t begin, uint32_t
   }
 }
 
-// Entries beyond the end get no weight: they are -inf, or probability 0.
+template <class T>
+inline __device__ void load_allowed_elements(const RowView& row, int64_t begin, uint32_t fill,
+                                             Packed& out) {
+  if (row.allowed == nullptr) return load_elements<T>(row, begin, fill, out);
+  const AllowedInTile allowed(row, begin);
+  out = {};
+  // Most tiles of a grammar's mask are empty: they are not read.
+  if (allowed.any()) load_elements<T>(row, begin, fill, out);
+  keep_allowed<T>(allowed, fill, out);
+}
+
+// Entries beyond the end, and those of tokens that are not allowed, get no weight: they are -inf,
+// or probability 0.
 inline __device__ void load_warp_tile(const RowView& row, int64_t warp_tile, Packed& out) {
   const bool probabilities = row.read != Read::kLogits;
   const int64_t begin = warp_tile * kWarpTile;
   if (row.dtype == DType::kFloat32) {
-    load_elements<float>(row, begin, probabilities ? 0 : 0xff800000u, out);
+    load_allowed_elements<float>(row, begin, probabilities ? 0 : 0xff800000u, out);
   } else {
     const uint32_t minus_inf = row.dtype == DType::kBFloat16 ? 0xff80u : 0xfc00u;
-    load_elements<uint16_t>(row, begin, probabilities ? 0 : minus_inf, out);
+    load_allowed_elements<uint16_t>(row, begin, probabilities ? 0 : minus_inf, out);
   }
 }
 
@@ -231,11 +293,14 @@ struct TileValues {
 
 // A function that is called: inlined, the code that reads any row would be a large part of a kernel
 // that needs it at several places. All arguments and results are in registers.
-inline SPECDEC_NOINLINE __device__ TileValues call_read_warp_tile(const void* data, int64_t vocab,
-                                                                  DType dtype, Read read,
-                                                                  int warp_tile) {
+inline SPECDEC_NOINLINE __device__ TileValues call_read_warp_tile(const void* data,
+                                                                  const uint32_t* allowed,
+                                                                  int first, int vocab, DType dtype,
+                                                                  Read read, int warp_tile) {
   RowView row;
   row.data = data;
+  row.allowed = allowed;
+  row.first = first;
   row.vocab = vocab;
   row.dtype = dtype;
   row.read = read;
@@ -247,7 +312,9 @@ inline SPECDEC_NOINLINE __device__ TileValues call_read_warp_tile(const void* da
 }
 
 inline __device__ TileValues call_read_warp_tile(const RowView& row, int64_t warp_tile) {
-  return call_read_warp_tile(row.data, row.vocab, row.dtype, row.read, static_cast<int>(warp_tile));
+  return call_read_warp_tile(row.data, row.allowed, static_cast<int>(row.first),
+                             static_cast<int>(row.vocab), row.dtype, row.read,
+                             static_cast<int>(warp_tile));
 }
 
 }  // namespace specdec::cuda

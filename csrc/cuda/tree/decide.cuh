@@ -18,7 +18,7 @@ class TopDown : KSeq {
       const int64_t x = node < 0 ? 0 : p_.drafted(q_.b, node);
       const int64_t children = t_.depth < p_.max_depth ? sets().gather(node < 0, x) : 0;
       one([&] { t_.children = children; });
-      if (!t_.target.stats.valid) return report(kTargetInvalid);
+      if (!t_.target.stats.valid) return report_target();
       const int64_t child = decide();
       if (child == kNone) return emit(t_.token);
       one([&] {

@@ -171,15 +171,15 @@ class Traversal : TreeVerifier {
       }
     });
     if (r.ends_path) return;
-    report(r.status);
-    if (r.status == kTargetInvalid) return;
     one([&] { restore(node, depth); });
+    if (r.status == kTargetInvalid) return report_target();
+    report(r.status);
     if (r.first_draft >= 0) {
       if (!summed) sum_residual(ScanKind::kResidual);
       if (t_.positive_sum > 0) return emit(draw_residual(ScanKind::kResidual));
       report(kEmptyResidual);
     }
-    if (!t_.target.stats.valid) return report(kTargetInvalid);
+    if (!t_.target.stats.valid) return report_target();
     emit(draw_target());
   }
 };

@@ -138,6 +138,10 @@ class TreeVerifier {
   __device__ void report(int32_t status) const {
     if (thread_id() == 0) q_.status |= status;
   }
+  // That the row after the last node of the path is not valid.
+  __device__ void report_target() const {
+    if (thread_id() == 0) q_.status |= target_fault(p_, q_, t_.node + 1);
+  }
 
   // For one thread.
   __device__ void record_accept_prob(int64_t n, double probability) const {

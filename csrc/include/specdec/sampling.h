@@ -1,6 +1,9 @@
 #pragma once
 // Shared by all ops that read rows: dtypes, rows, sampling parameters, the status.
+#include <cmath>
 #include <cstdint>
+
+#include "specdec/token_bitmask.h"
 
 namespace specdec {
 
@@ -13,6 +16,7 @@ enum Status : int32_t {
   kEmptyResidual = 4,
   kDraftOutOfRange = 8,
   kBadParameter = 16,
+  kNothingAllowed = 32,
 };
 
 // Entries that are summed as one. It is fixed, so that neither the batch nor the number of threads
@@ -24,7 +28,17 @@ struct Rows {
   DType dtype;
   int64_t stride_sequence;  // elements from one sequence to the next
   int64_t stride_row;       // elements from one row to the next
+  TokenBitmask allowed;     // entries of other tokens count as -inf, or as probability 0
 };
+
+// How the entries of a row are read: as they are, as they are but known to be probabilities, or as
+// logarithms of probabilities.
+enum class Read : int32_t { kLogits, kProbs, kLogOfProbs };
+
+// What the entry of a token that is not allowed is read as.
+SPECDEC_HD constexpr float entry_not_allowed(Read read) {
+  return read == Read::kProbs ? 0.0f : -INFINITY;
+}
 
 // For each parameter one value per sequence, or, where the vector is null, the scalar for all.
 struct SamplingParams {

@@ -57,7 +57,8 @@ SPECDEC_HD inline int32_t open_sequence(const OpParams& p, bool greedy, int64_t 
   if (greedy) s.params = {0.0f, 0, 1.0f, 0.0f};
   s.greedy = s.params.temperature == 0;
   s.filtered = !s.greedy && s.params.filters(p.vocab);
-  s.direct = p.kind == Kind::kProbs && p.reads_draft() && s.params.temperature == 1 && !s.filtered;
+  s.direct = p.kind == Kind::kProbs && p.reads_draft() && s.params.temperature == 1 &&
+             !s.filtered && p.target.allowed.words == nullptr;
   if (ragged) {
     // The offsets are data: whatever they hold, no row beyond the target is read.
     const auto inside = [&](int64_t row, int64_t low) {
@@ -79,6 +80,19 @@ struct RowIndex {
 SPECDEC_HD inline RowIndex target_row_index(const VerifyParams& p, const SequenceState& s,
                                             int64_t i) {
   return p.target_indptr.given() ? RowIndex{0, s.begin + i} : RowIndex{s.b, i};
+}
+
+// How the target rows of a sequence are read.
+SPECDEC_HD inline Read target_read(const VerifyParams& p, const SequenceState& s) {
+  if (p.kind == Kind::kLogits) return Read::kLogits;
+  return s.direct || s.greedy ? Read::kProbs : Read::kLogOfProbs;
+}
+
+// Why target row i, which is not valid, holds no distribution.
+SPECDEC_HD inline int32_t target_fault(const VerifyParams& p, const SequenceState& s, int64_t i) {
+  const RowIndex at = target_row_index(p, s, i);
+  const bool any = allows_any(p.target.allowed.row(at.sequence, at.row), p.vocab);
+  return any ? kTargetInvalid : kNothingAllowed;
 }
 
 // How many tokens the sequence may emit.

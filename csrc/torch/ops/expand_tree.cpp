@@ -42,7 +42,7 @@ std::tuple<Tensor, Tensor, Tensor> expand_tree(Tensor logits, Tensor scores, int
   SamplingArguments sampling = at_temperature(temperatures, temperature);
   const SamplingParams shared = sampling.params();
   ExpandTreeParams p{};
-  p.logits = {logits.const_data_ptr(), row_dtype(logits), logits.stride(0), logits.stride(1)};
+  p.logits = {logits.const_data_ptr(), row_dtype(logits), logits.stride(0), logits.stride(1), {}};
   p.scores = scores.const_data_ptr<float>();
   p.score_stride_sequence = scores.stride(0);
   p.score_stride = scores.stride(1);

@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_host.arguments import conversion
-from specdec_host.arguments.arrays import Array, Param, array_of, require_array, to_float
+from specdec_host.arguments.arrays import (
+    Array,
+    Param,
+    array_of,
+    require_array,
+    require_array_or_none,
+    to_float,
+)
 
 
 class SampledDraft(NamedTuple):
@@ -23,6 +30,7 @@ class SampledDraft(NamedTuple):
     logsumexp: Array
     threshold: Array
     temperature: Param
+    token_bitmask: Array | None = None
 
 
 class SparseDraft(NamedTuple):
@@ -89,27 +97,30 @@ Draft: TypeAlias = "Array | SampledDraft | SparseDraft | None"
 _Vector = NDArray[Any] | None
 
 
-def split_draft(draft: Draft) -> tuple[_Vector, _Vector, _Vector, _Vector, _Vector, float]:
-    """Rows, ids, logsumexp, threshold, and the temperature as a vector and as a scalar."""
+def split_draft(
+    draft: Draft,
+) -> tuple[_Vector, _Vector, _Vector, _Vector, _Vector, float, _Vector]:
+    """Rows, ids, logsumexp, threshold, the temperature as a vector and as a scalar, bitmask."""
     if draft is None:
-        return None, None, None, None, None, 1.0
+        return None, None, None, None, None, 1.0, None
     if isinstance(draft, SampledDraft):
         logits = require_array(draft.logits, "draft logits")
         logsumexp = require_array(draft.logsumexp, "draft logsumexp")
         threshold = require_array(draft.threshold, "draft threshold")
         given = conversion.vector_and_scalar(draft.temperature, "draft temperature", 1.0)
         logsumexp = to_float(logsumexp, "draft logsumexp", np.float64)
-        return logits, None, logsumexp, threshold, *given
+        bitmask = require_array_or_none(draft.token_bitmask, "draft token_bitmask")
+        return logits, None, logsumexp, threshold, *given, bitmask
     if isinstance(draft, SparseDraft):
         ids = require_array(draft.ids, "draft ids")
-        return require_array(draft.probs, "draft probabilities"), ids, None, None, None, 1.0
+        return require_array(draft.probs, "draft probabilities"), ids, None, None, None, 1.0, None
     rows = array_of(draft, "draft")
     if rows is None:
         raise TypeError(
             "draft must be None, an array, a SampledDraft or a SparseDraft, "
             f"got {type(draft).__name__}"
         )
-    return rows, None, None, None, None, 1.0
+    return rows, None, None, None, None, 1.0, None
 
 
 def map_columns(draft_map: DraftMap | None) -> _Vector:

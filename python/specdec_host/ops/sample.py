@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specdec_host import _library
 from specdec_host.arguments import conversion
-from specdec_host.arguments.arrays import Array, Param, require_array
+from specdec_host.arguments.arrays import Array, Param, require_array, require_array_or_none
 from specdec_host.arguments.rules import METHODS, NOISES, Method, Noise
 from specdec_host.arguments.values import number_of
 
@@ -31,6 +31,7 @@ def sample(
     top_k: int | Array = 0,
     top_p: Param = 1.0,
     min_p: Param = 0.0,
+    token_bitmask: Array | None = None,
     seeds: Array,
     positions: Array,
     noise: Noise = "draft",
@@ -60,6 +61,7 @@ def sample(
         *_library.sample(
             rows,
             *conversion.sampling(temperature, top_k, top_p, min_p),
+            require_array_or_none(token_bitmask, "token_bitmask"),
             *draws,
             number_of(noise, "noise", NOISES),
             number_of(method, "method", METHODS),

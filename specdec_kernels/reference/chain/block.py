@@ -50,12 +50,13 @@ def decide_block(s: ChainSequence) -> None:
     if tau == end:
         if not fault and s.no_bonus:
             return
-        s.status |= fault or s.status_after_drafts
         if fault == Status.TARGET_INVALID:
+            s.status |= s.target_fault(tau)
             return
+        s.status |= fault or s.status_after_drafts
     row = s.target(tau)
     if not row.valid:
-        s.status |= Status.TARGET_INVALID
+        s.status |= s.target_fault(tau)
     elif tau == end:
         s.emit(row, s.draw_after(tau, row.probs))
     else:

@@ -23,7 +23,7 @@ def _decide_in_order(s: ChainSequence) -> None:
     for i, token in enumerate(s.drafts):
         row = s.target(i, token)
         if not row.valid:
-            s.status |= Status.TARGET_INVALID
+            s.status |= s.target_fault(i)
             return
         if s.params.temperature == 0 or s.a.rule_name == "match":
             accepted = _accept_by_target_token(s, i, token, row)
@@ -42,7 +42,7 @@ def _emit_bonus(s: ChainSequence) -> None:
     i = len(s.drafts)
     row = s.target(i)
     if not row.valid:
-        s.status |= Status.TARGET_INVALID
+        s.status |= s.target_fault(i)
     elif s.params.temperature == 0 or s.a.rule_name == "match":
         s.emit(row, s.target_token(i, row))
     else:

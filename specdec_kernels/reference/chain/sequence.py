@@ -20,6 +20,8 @@ from ..row.distribution import (
     GREEDY,
     SequenceParams,
     TargetRow,
+    allowed,
+    masked,
     prob_of,
     target_row,
     value_at,
@@ -69,6 +71,7 @@ class VerifiedSequence:
         processed = temperature != 1 or 0 < top_k < self.v or (top_p, min_p) != (1.0, 0.0)
         # Probabilities that need no logits processing are P itself, and only entries that are
         # read have to be valid.
+        processed |= a.token_bitmask is not None
         self.direct = a.kind_name == "probs" and a.reads_draft and not processed
 
         rows = self.drafted.shape[1] + 1
@@ -89,11 +92,22 @@ class VerifiedSequence:
         return rows
 
     def unprocessed(self, row: int) -> Tensor:
-        """[V] float64 row of the target, as it was given."""
-        target = self.a.target
-        if self.a.target_indptr is None:
-            return target[self.b, row].double()
-        return target[self.begin + row].double()
+        """[V] float64 row of the target, as it was given, without the tokens not allowed."""
+        rest = 0.0 if self.a.kind_name == "probs" else -math.inf
+        return masked(self.a.target[self.at(row)].double(), self.bitmask(row), rest)
+
+    def at(self, row: int) -> tuple[int, ...]:
+        """Where a row of the sequence is among those of the target."""
+        return (self.b, row) if self.a.target_indptr is None else (self.begin + row,)
+
+    def bitmask(self, row: int) -> Tensor | None:
+        return None if self.a.token_bitmask is None else self.a.token_bitmask[self.at(row)]
+
+    def target_fault(self, row: int) -> Status:
+        """Why a row that is not valid holds no distribution."""
+        bitmask = self.bitmask(row)
+        nothing = bitmask is not None and not allowed(bitmask, self.v).any()
+        return Status.NOTHING_ALLOWED if nothing else Status.TARGET_INVALID
 
     def draft_at(
         self, index: tuple[int, ...], statistics: tuple[int, ...], token: int
@@ -104,7 +118,8 @@ class VerifiedSequence:
         """
         a = self.a
         assert a.draft is not None
-        row = a.draft[index].double()
+        bitmask = None if a.draft_bitmask is None else a.draft_bitmask[index]
+        row = masked(a.draft[index].double(), bitmask, -math.inf)
         if a.draft_ids is not None:
             return sparse_draft(row, a.draft_ids[index].long(), token, self.v)
         known = None

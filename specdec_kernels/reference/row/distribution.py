@@ -106,6 +106,16 @@ def target_row(row: Tensor, kind: str, params: SequenceParams, direct: bool) -> 
     return TargetRow(distribution.probs, distribution.logprobs)
 
 
+def masked(row: Tensor, bitmask: Tensor | None, rest: float) -> Tensor:
+    """A row [V] float64 with `rest` at the tokens that a bitmask [ceil(V/32)] does not allow."""
+    return row if bitmask is None else row.where(allowed(bitmask, len(row)), rest)
+
+
+def allowed(bitmask: Tensor, v: int) -> Tensor:
+    """[V] bool."""
+    return (bitmask[:, None] >> torch.arange(32) & 1).flatten()[:v] == 1
+
+
 def valid_logits(row: Tensor) -> bool:
     return not bool(row.isnan().any()) and math.isfinite(float(row.max()))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
 
 from ...arguments.sample import STREAMS, SampleArguments
 from ...arguments.status import Status
-from .distribution import Distribution, SequenceParams, valid_logits
+from .distribution import Distribution, SequenceParams, allowed, masked, valid_logits
 from .noise import exponentials, uniform
 
 
@@ -22,12 +23,14 @@ def sample(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     stream = STREAMS[a.noise_name]
     for r in range(len(tokens)):
         params = SequenceParams.of(a, r)
-        row = a.logits[r].double()
+        bitmask = None if a.token_bitmask is None else a.token_bitmask[r]
+        row = masked(a.logits[r].double(), bitmask, -math.inf)
         if not params.in_range:
             status[r] = Status.BAD_PARAMETER
             continue
         if not valid_logits(row):
-            status[r] = Status.TARGET_INVALID
+            nothing = bitmask is not None and not allowed(bitmask, len(row)).any()
+            status[r] = Status.NOTHING_ALLOWED if nothing else Status.TARGET_INVALID
             continue
         p = Distribution(row, *params)
         seed, position = int(a.seeds[r]), int(a.positions[r])

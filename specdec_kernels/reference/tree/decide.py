@@ -25,7 +25,7 @@ def _descend(s: TreeSequence) -> None:
     while not s.ends(s.path):
         row = s.target(node)
         if not row.valid:
-            s.status |= Status.TARGET_INVALID
+            s.status |= s.target_fault(node + 1)
             return
         depth = len(s.path)
         children: list[int] = []

@@ -59,7 +59,7 @@ def _visit(s: TreeSequence, path: list[int], a: float) -> bool:
     if is_end:
         return True
     if not row.valid:
-        s.status |= Status.TARGET_INVALID
+        s.status |= s.target_fault(node + 1)
         return True
     s.status |= status
     weights = residual.weights if any_rejected else row.probs

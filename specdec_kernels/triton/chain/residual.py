@@ -28,6 +28,7 @@ from ..row.draft import (
 )
 from ..row.tile import (
     INF,
+    Row,
     TileStats,
     as_logits,
     choose_in_tile,
@@ -59,13 +60,14 @@ from .sequence import (
     find_drafts,
     first_rejected,
     open_sequence,
+    target_row,
 )
 
 
 class Residual(NamedTuple):
     """The two distributions of a row, and where the tile masses of their residual are."""
 
-    row: Any  # of the target
+    row: Row  # of the target
     v: Any
     direct: Any
     weights: Any  # of P
@@ -96,7 +98,8 @@ def residual_of(
         tl.load(summary + DRAFT_THRESHOLD).to(tl.float32), draft_temperature,
         inverse(draft_temperature),
     )  # fmt: skip
-    q_row = target.rows
+    row = target_row(target, b, begin + i)
+    q_row = row
     q_place = i
     if DRAFT != ONE_HOT:
         q_row, q_place, _there = draft_row(draft, b, i, begin, call.gamma)
@@ -115,7 +118,7 @@ def residual_of(
         scratch.residual_sums + place * 2 * scratch.most, scratch.most,
     )  # fmt: skip
     return Residual(
-        target.rows + b * target.stride_b + (begin + i) * target.stride_i, target.v, params.direct,
+        row, target.v, params.direct,
         weights, listed, scratch.ids + index * LIST,
         DraftDistribution(q_row, q_place, mode, x, q_weights), p_scale, lenience, stats,
         scratch.residual_maxima + place * 4 * scratch.most + 2 * scratch.most,

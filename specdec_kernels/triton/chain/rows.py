@@ -44,6 +44,7 @@ from ..row.tile import (
     as_logits,
     finite,
     flag,
+    load_entries,
     load_logits,
     log64,
     row_argmax,
@@ -72,6 +73,7 @@ from .sequence import (
     open_sequence,
     row_uniform,
     stats_of,
+    target_row,
 )
 
 LOG_OF_ZERO = tl.constexpr(-745.13321910194122)  # a probability of this logarithm is 0 in float64
@@ -93,7 +95,7 @@ def tile_statistics(
     )
     index = b * (call.gamma + 1) + i
     if (i < rows) & (tile < scratch.tiles) & (status == 0) & (params.direct == 0):
-        row = target.rows + b * target.stride_b + (begin + i) * target.stride_i
+        row = target_row(target, b, begin + i)
         logits = load_logits(row, tile, target.v, PROBS, TILE)
         noise = logits
         if STATS == GUMBEL:
@@ -160,11 +162,11 @@ def filter_row(
 def accept_near_maximum(row, x, best, v, lenience, PROBS: tl.constexpr):
     """Rule lenient at temperature 0: P(x) >= lenience * P(best), with P at temperature 1."""
     known = (x >= 0) & (x < v)
-    high = tl.load(row + best).to(tl.float64)
+    high = tl.load(row.entries + best).to(tl.float64)
     if PROBS:
-        near = tl.load(row + x, mask=known, other=0).to(tl.float64) >= lenience * high
+        near = load_entries(row, x, known, 0).to(tl.float64) >= lenience * high
     else:
-        low = tl.load(row + x, mask=known, other=float("-inf")).to(tl.float64)
+        low = load_entries(row, x, known, float("-inf")).to(tl.float64)
         near = low - high >= tl.log(lenience)
     return known & near
 
@@ -254,7 +256,7 @@ def summarize_rows(
     q_threshold = tl.full([], float("-inf"), tl.float32)
     mode = flag(KEEP)
     if (status == 0) & (i < rows):
-        row = target.rows + b * target.stride_b + (begin + i) * target.stride_i
+        row = target_row(target, b, begin + i)
         x = tl.load(
             call.draft_token_ids + b * call.gamma + i, mask=i < call.gamma, other=-1
         ).to(tl.int64)  # fmt: skip
@@ -263,7 +265,7 @@ def summarize_rows(
         ids = scratch.ids + index * LIST
         p_x = tl.full([], 0.0, tl.float64)
         if params.direct:  # only the drafted token is read
-            p_x = tl.load(row + x, mask=(x >= 0) & (x < v), other=0).to(tl.float64)
+            p_x = load_entries(row, x, (x >= 0) & (x < v), 0).to(tl.float64)
             valid = (p_x >= 0) & (p_x < INF)
         else:
             maximum = row_maximum(stats, BLOCK)
@@ -295,13 +297,13 @@ def summarize_rows(
                 accepted = chosen == x
                 accept_prob = tl.where(x >= 0, accepted.to(tl.float64), accept_prob)
                 logprob = log_probability(
-                    row, chosen, chosen >= 0, params.direct, params.temperature, maximum,
-                    log_sum, threshold, PROBS,
+                    row, chosen, v, params.direct, params.temperature, maximum, log_sum, threshold,
+                    PROBS,
                 )  # fmt: skip
             elif STATS == MASSES:
                 logprob = log_probability(
-                    row, x, (x >= 0) & (x < v), params.direct, params.temperature, maximum,
-                    log_sum, threshold, PROBS,
+                    row, x, v, params.direct, params.temperature, maximum, log_sum, threshold,
+                    PROBS,
                 )  # fmt: skip
                 q_x, log_q_x, q_maximum, q_log_sum, q_threshold, mode = draft_summary(
                     draft, call, scratch, b, i, begin, index, x, v, params, draft_temperature,

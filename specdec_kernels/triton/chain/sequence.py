@@ -19,8 +19,8 @@ from ...arguments.rules import RULES
 from ..row.distribution import sequence_params
 from ..row.draft import SAMPLED
 from ..row.noise import uniform
-from ..row.status import BAD_PARAMETER, DRAFT_OUT_OF_RANGE, TARGET_INVALID
-from ..row.tile import INF, TileStats, flag, parameter
+from ..row.status import BAD_PARAMETER, DRAFT_OUT_OF_RANGE, NOTHING_ALLOWED, TARGET_INVALID
+from ..row.tile import INF, Row, TileStats, flag, parameter
 
 TOKEN = tl.constexpr(RULES.index("token"))
 BLOCK_RULE = tl.constexpr(RULES.index("block"))  # kernels call the width of a scan step BLOCK
@@ -47,6 +47,7 @@ FIELDS = tl.constexpr(16)
 
 STEP = tl.constexpr(32)  # drafts that one step of a scan over a sequence takes
 NEVER = tl.constexpr(0x7FFFFFFF)
+WORDS = tl.constexpr(1024)  # tokens whose bits one step of a search reads
 
 
 class Target(NamedTuple):
@@ -56,6 +57,9 @@ class Target(NamedTuple):
     stride_b: Any  # 0 where the rows are ragged
     stride_i: Any
     v: Any
+    allowed: Any  # as in `Row`, of the first row
+    words_b: Any  # from one sequence to the next, 0 where the rows are ragged
+    words_i: Any  # from one row to the next
 
 
 class Call(NamedTuple):
@@ -115,6 +119,30 @@ class Outputs(NamedTuple):
     accept_probs: Any
     logsumexp: Any
     threshold: Any
+
+
+@triton.jit
+def target_row(target, b, i):
+    """Row i of sequence b, or of all sequences where they are ragged."""
+    return Row(
+        target.rows + b * target.stride_b + i * target.stride_i,
+        target.allowed + b * target.words_b + i * target.words_i,
+    )  # fmt: skip
+
+
+@triton.jit
+def target_fault(target, b, i):
+    """Why row i, which is not valid, holds no distribution."""
+    fault = flag(TARGET_INVALID)
+    if target.allowed.dtype.element_ty == tl.int32:
+        words = target_row(target, b, i).allowed
+        found = flag(0)
+        for start in range(0, target.v, WORDS):
+            ids = start + tl.arange(0, WORDS)
+            word = tl.load(words + ids // 32, mask=ids < target.v, other=0)
+            found += tl.sum((word >> (ids % 32)) & 1, 0)
+        fault = tl.where(found > 0, fault, flag(NOTHING_ALLOWED))
+    return fault
 
 
 @triton.jit

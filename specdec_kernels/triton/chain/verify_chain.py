@@ -23,7 +23,7 @@ from ..row.distribution import GUMBEL, MASSES, MAXIMA, draw_token, log_probabili
 from ..row.draft import DRAFT_LOGITS, DRAFT_PROBS, DRAFT_ROWS, KEEP, ONE_HOT, SAMPLED, SPARSE, Draft
 from ..row.noise import ACCEPT, RESIDUAL, SHARED, counter_uniform
 from ..row.status import DRAFT_INVALID, EMPTY_RESIDUAL, TARGET_INVALID
-from ..row.tile import flag
+from ..row.tile import allowed_words, flag
 from .residual import (
     draw_residual,
     fill_residuals,
@@ -59,6 +59,7 @@ from .sequence import (
     open_sequence,
     row_uniform,
     stats_of,
+    target_fault,
 )
 
 
@@ -243,7 +244,7 @@ def draw(
                 )  # fmt: skip
                 if token >= 0:
                     logprob = log_probability(
-                        r.row, token, token >= 0, params.direct, params.temperature,
+                        r.row, token, r.v, params.direct, params.temperature,
                         tl.load(summary + MAXIMUM), tl.load(summary + LOG_SUM),
                         tl.load(summary + THRESHOLD).to(tl.float32), PROBS,
                     )  # fmt: skip
@@ -251,6 +252,8 @@ def draw(
                     unread = (at_end == 0) & (mode == KEEP) & (token >= 0)
                     status |= tl.where(unread, DRAFT_INVALID, 0).to(tl.int32)
             status |= tl.where(at_end, tl.where(fault > 0, fault, status_after_drafts), 0)
+        if (status & TARGET_INVALID) != 0:
+            status = (status ^ TARGET_INVALID) | target_fault(target, b, begin + tau)
         if out.logsumexp is not None:
             logsumexp = tl.load(summary + MAXIMUM) / tl.maximum(params.temperature, 1e-300)
             logsumexp += tl.load(summary + LOG_SUM)
@@ -291,14 +294,24 @@ def draft_form(a: ChainArguments) -> tuple[int, Draft]:
     """The form of a call's draft, and the draft as a kernel takes it."""
     draft = a.draft
     if not a.reads_draft or draft is None:
-        return ONE_HOT.value, Draft(a.target, 0, 0, 0, None, None)
+        return ONE_HOT.value, Draft(a.target, 0, 0, 0, None, None, a.target, 0, 0)
     form = DRAFT_PROBS if a.kind_name == "probs" else DRAFT_LOGITS
     form = SPARSE if a.draft_ids is not None else SAMPLED if a.draft_logsumexp is not None else form
     stride_b, rows_b = (0, 0) if draft.dim() == 2 else (draft.stride(0), draft.shape[1])
     ids, columns, chosen = launch.packed(a.draft_ids, a.draft_columns, a.draft_rows)
     m, d = draft.shape[-2:]
     return form.value, Draft(
-        draft, stride_b, draft.stride(-2), d, ids, columns, chosen, m, rows_b, int(a.ragged_draft)
+        draft,
+        stride_b,
+        draft.stride(-2),
+        d,
+        ids,
+        columns,
+        *allowed_words(draft, a.draft_bitmask, a.flat_draft),
+        chosen,
+        m,
+        rows_b,
+        int(a.ragged_draft),
     )
 
 
@@ -393,12 +406,16 @@ def verify_chain(*args: Any) -> tuple[Tensor, ...]:
         "STATS": {"match": GUMBEL, "greedy": MAXIMA}.get(a.rule_name, MASSES).value,
         "STREAM": (SHARED if a.rule_name == "match" else RESIDUAL).value,
         "FILTERS": a.rule_name != "greedy" and filtering(v, call),
-        "DIRECT": a.kind_name == "probs" and a.reads_draft, "READS_DRAFT": a.reads_draft,
+        "DIRECT": a.kind_name == "probs" and a.reads_draft and a.token_bitmask is None,
+        "READS_DRAFT": a.reads_draft,
     }  # fmt: skip
     outputs = Outputs(
         out.tokens, out.num_accepted, out.status, out.logprobs if a.with_logprobs else None,
         out.accept_probs if a.with_accept_probs else None, None, None,
     )  # fmt: skip
-    target = Target(rows, 0 if ragged else rows.stride(0), rows.stride(-2), v)
+    target = Target(
+        rows, 0 if ragged else rows.stride(0), rows.stride(-2), v,
+        *allowed_words(rows, a.token_bitmask, ragged),
+    )  # fmt: skip
     run(target, draft, call, outputs, options)
     return out

@@ -20,6 +20,7 @@ from .tile import (
     exp_units,
     exp_weights,
     inverse,
+    load_entries,
     log64,
     parameter,
     row_total,
@@ -118,9 +119,9 @@ def tile_ids(tile, listed, ids, LISTS: tl.constexpr, TILE: tl.constexpr):
 def load_raw(row, ids, v, PROBS: tl.constexpr):
     """The entries of some tokens, float32; those of tokens from v on have no probability."""
     if PROBS:
-        raw = tl.load(row + ids, mask=ids < v, other=0.0).to(tl.float32)
+        raw = load_entries(row, ids, ids < v, 0.0).to(tl.float32)
     else:
-        raw = tl.load(row + ids, mask=ids < v, other=float("-inf")).to(tl.float32)
+        raw = load_entries(row, ids, ids < v, float("-inf")).to(tl.float32)
     return raw
 
 
@@ -174,10 +175,11 @@ def gumbel_argmax(
 
 @triton.jit
 def log_probability(
-    row, token, inside, direct, temperature, maximum, log_sum, threshold, PROBS: tl.constexpr
+    row, token, v, direct, temperature, maximum, log_sum, threshold, PROBS: tl.constexpr
 ):
-    """log P of a token of one row, float64; -inf where not `inside`."""
-    raw = tl.load(row + token, mask=inside, other=0).to(tl.float32)
+    """log P of a token of one row, float64; -inf where the row has no such token."""
+    inside = (token >= 0) & (token < v)
+    raw = load_raw(row, tl.where(inside, token, v), v, PROBS)
     logit = as_logits(raw, PROBS)
     exact = logit.to(tl.float64)
     if PROBS:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .distribution import WeightParams, probabilities
-from .tile import INF, as_logits, log64
+from .tile import INF, Row, as_logits, load_entries, log64
 
 # The form of a draft (DRAFT).
 ONE_HOT = tl.constexpr(0)  # deterministic: no rows, all probability is on the drafted token
@@ -37,6 +37,9 @@ class Draft(NamedTuple):
     d: Any  # entries of a row
     ids: Any  # of a sparse draft
     columns: Any
+    allowed: Any  # as in `Row`, of the first row
+    words_b: Any  # from one sequence to the next, 0 as `stride_b`
+    words_i: Any  # from one row to the next
     chosen: Any = None  # [B, gamma], the row of each draft
     m: Any = 0  # rows of a list
     rows_b: Any = 0  # rows from one sequence to the next
@@ -50,7 +53,7 @@ DRAFT_ROWS = tuple(f"draft_{name}" for name in Draft._fields[: Draft._fields.ind
 class DraftDistribution(NamedTuple):
     """Q of one row."""
 
-    row: Any
+    row: Row
     place: Any  # of the row among all rows
     mode: Any
     token: Any  # the drafted token
@@ -64,8 +67,9 @@ def draft_row(draft, b, i, begin, gamma):
     if draft.chosen is not None:
         row = tl.load(draft.chosen + b * gamma + i, mask=i < gamma, other=-1).to(tl.int64)
     there = (row >= 0) & (row < draft.m)
-    pointer = draft.rows + b * draft.stride_b + row * draft.stride_i
-    return pointer, b * draft.rows_b + row, there
+    entries = draft.rows + b * draft.stride_b + row * draft.stride_i
+    words = draft.allowed + b * draft.words_b + row * draft.words_i
+    return Row(entries, words), b * draft.rows_b + row, there
 
 
 @triton.jit
@@ -76,7 +80,7 @@ def sparse_entry(row, ids, d, x):
     for start in range(0, d, 64):
         index = start + tl.arange(0, 64)
         token = tl.load(ids + index, mask=index < d, other=-1).to(tl.int64)
-        value = tl.load(row + index, mask=index < d, other=0).to(tl.float64)
+        value = tl.load(row.entries + index, mask=index < d, other=0).to(tl.float64)
         bad = (token >= 0) & (((value >= 0) & (value < INF)) == 0)
         wrong += tl.sum(bad.to(tl.int32), 0)
         q_x += tl.sum(tl.where(token == x, value, 0.0), 0)
@@ -90,7 +94,7 @@ def row_entry(draft, row, x, v, other: tl.constexpr):
     if draft.columns is not None:
         column = tl.load(draft.columns + x, mask=x < v, other=-1).to(tl.int64)
     inside = (column >= 0) & (column < draft.d)
-    return tl.load(row + column, mask=inside, other=other).to(tl.float64)
+    return load_entries(row, column, inside, other).to(tl.float64)
 
 
 @triton.jit
@@ -128,7 +132,7 @@ def sparse_probs(row, ids, d, tokens):
     """Q of some tokens, float32; probabilities of an id that occurs twice are added."""
     q = tl.zeros(tokens.shape, tl.float64)
     for j in range(0, d):
-        value = tl.load(row + j).to(tl.float64)
+        value = tl.load(row.entries + j).to(tl.float64)
         q += tl.where(tokens == tl.load(ids + j).to(tl.int32), value, 0.0)
     return q.to(tl.float32)
 
@@ -137,10 +141,10 @@ def sparse_probs(row, ids, d, tokens):
 def column_probs(q, columns, inside, DRAFT: tl.constexpr):
     """(Q at some columns, float32; their maximum, +inf where an entry is not valid)."""
     if DRAFT == DRAFT_PROBS:
-        probs = tl.load(q.row + columns, mask=inside, other=0.0).to(tl.float32)
+        probs = load_entries(q.row, columns, inside, 0.0).to(tl.float32)
         maximum = tl.max(tl.where((probs >= 0) & (probs < INF), probs, INF), 0)
     else:
-        raw = tl.load(q.row + columns, mask=inside, other=float("-inf")).to(tl.float32)
+        raw = load_entries(q.row, columns, inside, float("-inf")).to(tl.float32)
         logits = as_logits(raw, False)
         maximum = tl.max(logits, 0)
         probs = probabilities(logits, q.weights)

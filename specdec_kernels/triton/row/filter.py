@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .distribution import ABSENT
+from .distribution import ABSENT, load_raw
 from .tile import INF, STAGES, as_logits, exp_units, exp_weights, load_logits, row_total
 
 PIVOTS = tl.constexpr(8)
@@ -102,8 +102,7 @@ def list_candidates(
         place = start + tl.arange(0, TILE)
         span = tl.load(spans.reaching + place // SPAN, mask=place < entries, other=0)
         token = tl.where(place < entries, span * SPAN + place % SPAN, ABSENT)
-        raw = tl.load(row + token, mask=token < v, other=0.0).to(tl.float32)
-        key = key_of(as_logits(raw, PROBS))
+        key = key_of(as_logits(load_raw(row, token, v, PROBS), PROBS))
         taken = ((token < v) & (key >= floor) & (key > LOWEST)).to(tl.int32)
         to = count + tl.cumsum(taken, 0) - 1
         tl.store(ids + to, token, mask=(taken > 0) & (to < LIST))
@@ -139,9 +138,8 @@ def listed_threshold(
     exact = count <= LIST
     if exact & ((k > 0) | (params.top_p < 1)):
         index = tl.arange(0, LIST)
-        token = tl.load(ids + index, mask=index < count, other=0)
-        raw = tl.load(row + token, mask=index < count, other=0.0).to(tl.float32)
-        keys = tl.where(index < count, key_of(as_logits(raw, PROBS)), LOWEST)
+        token = tl.load(ids + index, mask=index < count, other=ABSENT)
+        keys = key_of(as_logits(load_raw(row, token, v, PROBS), PROBS))
         if (k > 0) & (count >= k):
             one = (keys > LOWEST).to(tl.int64)
             low = select_key(keys, one, low, top, k.to(tl.float64))

@@ -12,6 +12,7 @@ from ..chain.sequence import MATCH, TOKEN, Call, Outputs, Target
 from ..chain.verify_chain import filtering, run, sampling_of
 from .distribution import GUMBEL, MASSES
 from .draft import ONE_HOT, Draft
+from .tile import allowed_words
 
 
 def sample(*args: Any) -> tuple[Tensor, ...]:
@@ -39,6 +40,8 @@ def sample(*args: Any) -> tuple[Tensor, ...]:
         "DIRECT": False, "DRAFT": ONE_HOT.value, "READS_DRAFT": False,
     }  # fmt: skip
     outputs = Outputs(tokens, None, status, logprobs, None, logsumexp, threshold)
-    draft = Draft(a.logits, 0, 0, 0, None, None)
-    run(Target(a.logits, a.logits.stride(0), 0, v), draft, call, outputs, options)
+    words, stride, _ = allowed_words(a.logits, a.token_bitmask, flat=False)
+    target = Target(a.logits, a.logits.stride(0), 0, v, words, stride, 0)
+    draft = Draft(a.logits, 0, 0, 0, None, None, a.logits, 0, 0)
+    run(target, draft, call, outputs, options)
     return out

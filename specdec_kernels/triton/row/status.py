@@ -6,6 +6,7 @@ import triton.language as tl
 
 from ...arguments.status import Status
 
+NOTHING_ALLOWED = tl.constexpr(int(Status.NOTHING_ALLOWED))
 TARGET_INVALID = tl.constexpr(int(Status.TARGET_INVALID))
 DRAFT_INVALID = tl.constexpr(int(Status.DRAFT_INVALID))
 EMPTY_RESIDUAL = tl.constexpr(int(Status.EMPTY_RESIDUAL))

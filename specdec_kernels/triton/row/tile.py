@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 INF = tl.constexpr(float("inf"))
 FLT_MAX = tl.constexpr(3.4028234663852886e38)
@@ -41,6 +42,33 @@ class TileStats(NamedTuple):
     maxima: Any  # float32 [planes, tiles]: largest logits (linear: scales); best Gumbel scores
     sums: Any  # int64 [planes, tiles]: masses; the index of the best score in its tile
     tiles: Any
+
+
+class Row(NamedTuple):
+    """A row in memory. Where all tokens are allowed, `allowed` points to floats, as `entries`
+    does, so that kernels know it when they are compiled."""
+
+    entries: Any
+    allowed: Any  # int32 words of a bitmask
+
+
+def allowed_words(rows: Tensor, bitmask: Tensor | None, flat: bool) -> tuple[Tensor, int, int]:
+    """(`allowed` of the first of some rows, words from one sequence and from one row to the next).
+
+    flat: the rows have no dimension for sequences.
+    """
+    if bitmask is None:
+        return rows, 0, 0
+    return bitmask, 0 if flat else bitmask.stride(0), bitmask.stride(-2)
+
+
+@triton.jit
+def load_entries(row, ids, inside, other: tl.constexpr):
+    """The entries of some tokens; `other` where not `inside` or not allowed."""
+    if row.allowed.dtype.element_ty == tl.int32:
+        word = tl.load(row.allowed + ids // 32, mask=inside, other=0)
+        inside = inside & (((word >> (ids % 32)) & 1) != 0)
+    return tl.load(row.entries + ids, mask=inside, other=other)
 
 
 @triton.jit
@@ -63,10 +91,10 @@ def inverse(temperature):
 
 @triton.jit
 def load_tile(row, tile, v, other: tl.constexpr, TILE: tl.constexpr):
-    """[TILE] float32 of `row` (a pointer to its first entry); `other` past its end."""
+    """[TILE] float32 of a `Row`; `other` past its end and where not allowed."""
     start = tile * TILE
     index = tl.arange(0, TILE)
-    return tl.load(row + start + index, mask=index < v - start, other=other).to(tl.float32)
+    return load_entries(row, start + index, index < v - start, other).to(tl.float32)
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from .. import launch
 from ..row.filter import key_of, value_of
 from ..row.tile import (
     INF,
+    Row,
     TileStats,
     exp_units,
     exp_weights,
@@ -81,7 +82,7 @@ def expand_tiles(
     tile = tl.program_id(1)
     b = r // num_nodes
     row = logits + b * logits_stride_b + r % num_nodes * logits_stride_f
-    values = load_logits(row, tile, v, False, TILE)
+    values = load_logits(Row(row, row), tile, v, False, TILE)
     maximum = tl.max(values, 0)
     inv_t = inverse(used_temperature(temperatures, temperature, b))
     units = exp_units(exp_weights(values, maximum, float("-inf"), inv_t))
