@@ -23,6 +23,7 @@ from .arguments.rules import (
 )
 from .arguments.status import Status
 from .arguments.weight_blocks import BLOCK_FORMATS
+from .ops.apply_penalties import apply_penalties_
 from .ops.attention import cached_attention
 from .ops.decoder_layer import (
     PackedDecoderLayer,
@@ -93,6 +94,7 @@ __all__ = [
     "TreeVerdict",
     "Trie",
     "Verdict",
+    "apply_penalties_",
     "bfloat16_products",
     "build_trie",
     "cached_attention",

@@ -24,6 +24,7 @@ from ._ops import ops
 # `specdec_kernels.triton` alike. This is the only list of the ops.
 OPS = {
     "sample": "row.sample",
+    "apply_penalties_": "row.apply_penalties",
     "verify_chain": "chain.verify_chain",
     "verify_tree": "tree.verify_tree",
     "kv_append_": "kv.append",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ._library import providers
 from .arguments.values import shown
+from .ops.apply_penalties import apply_penalties_
 from .ops.expand_tree import expand_tree
 from .ops.kv import (
     kv_append_,
@@ -90,12 +91,14 @@ def _calls(where: torch.device, number: int) -> dict[str, Callable[[], object]]:
     noise: dict[str, Any] = {"seeds": counts, "positions": counts}
     rows = torch.zeros(_BATCH, 5, 1031, device=where)
     tables, scores = ids.to(torch.int32), rows[:, 0, :4]
+    seen = torch.ones(_BATCH, 1031, dtype=torch.int32, device=where)
 
     def caches() -> list[Tensor]:
         return [torch.zeros(_BATCH, 2, 8, 12, device=where) for _ in range(number)]
 
     return {
         "sample": lambda: sample(rows[:, 0], **noise),
+        "apply_penalties_": lambda: apply_penalties_(rows.clone(), ids, token_counts=seen),
         "verify_chain": lambda: _verify_chains(rows, ids, noise),
         "verify_tree": lambda: verify_tree(rows, Tree(ids, ids - 1), rule="greedy", **noise),
         "kv_append_": lambda: kv_append_(caches(), caches(), counts),

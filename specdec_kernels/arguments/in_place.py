@@ -18,11 +18,17 @@ def check_leaves(tensors: Sequence[Tensor], name: str) -> None:
     if not torch.is_grad_enabled():
         return
     for i, t in enumerate(tensors):
-        if t.requires_grad and (t if t._base is None else t._base).is_leaf:
-            raise RuntimeError(
-                f"{name}[{i}] must not be a leaf that requires a gradient, because it is written "
-                "in place, got requires_grad=True"
-            )
+        if t.requires_grad:  # the name costs time
+            check_leaf(t, f"{name}[{i}]")
+
+
+def check_leaf(t: Tensor, name: str) -> None:
+    """The same of one tensor."""
+    if torch.is_grad_enabled() and t.requires_grad and (t if t._base is None else t._base).is_leaf:
+        raise RuntimeError(
+            f"{name} must not be a leaf that requires a gradient, because it is written in place, "
+            "got requires_grad=True"
+        )
 
 
 def raise_versions(tensors: Sequence[Tensor]) -> None:

@@ -186,6 +186,28 @@ def verify_chain(r):
     })  # fmt: skip
 
 
+def apply_penalties_(r):
+    b, n, v = size(r, 4), size(r, 5), vocabulary(r)
+    tokens = laid_out(r, ids(r, -1, v, (b, n), r.choice(IDS)))
+    drafts = sk.Tree(tokens, parents(r, b, n)) if r.happens(0.5) else tokens
+    target, more = not_expanded(laid_out(r, logits(r, (b, n + 1, v), r.choice(FLOATS)))), {}
+    if r.happens(0.6):
+        more["token_counts"] = laid_out(r, integers(r, -1, 3, (b, v), torch.int32))
+    if r.happens(0.5):
+        more["prompt_mask"] = words(r, (b, v))
+    for name in ("repetition", "presence", "frequency"):
+        if r.happens(0.5):
+            more[f"{name}_penalty"] = parameter(r, b, (1.0, 0.5, 1.7), (0.0, -2.0, math.nan))
+    if r.happens(0.4):
+        k = r.choice((1, 3, 40))
+        more["bias_ids"] = ids(r, -1, v + 1, (b, k), r.choice(IDS))
+        more["biases"] = torch.randn(b, k, generator=r.tensors)
+    if r.happens(0.4):
+        more["min_new_tokens"] = any_int64(r, b) % 5
+        more["eos_token_ids"] = ids(r, 0, v, (r.randrange(3),), r.choice(IDS))
+    return Call(sk.apply_penalties_, {"target": target, "draft_token_ids": drafts, **more})
+
+
 def parents(r, b, n):
     """[B, N]; sometimes a parent does not precede its child."""
     x = torch.tensor([[r.randrange(-1, i) for i in range(n)] for _ in range(b)])

@@ -24,6 +24,24 @@ def model():
     return hf_models.build("llama", vocab_size=11)
 
 
+def serving():
+    from support import text_server  # noqa: PLC0415  # which needs an extra
+
+    return text_server.serving()
+
+
+@pytest.fixture
+def server():
+    with serving() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client():
+    with serving() as (made, _):
+        yield made
+
+
 @pytest.fixture
 def forgetful():
     """What was found of models is measured again, and what is found is not kept."""

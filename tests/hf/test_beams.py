@@ -2,14 +2,9 @@
 
 import pytest
 import torch
+import transformers
 from specdec_hf import ModelDrafter, generate
 from support import hf_models
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
 
 from bench.tiny_models.build import build
 
@@ -75,7 +70,7 @@ def test_every_argument_of_beam_search_is_honoured(more, entry, seed):
     assert_same(got, want)
 
 
-class _Ends(StoppingCriteria):
+class _Ends(transformers.StoppingCriteria):
     """Ends a sequence at a token, one sequence at a time."""
 
     def __call__(self, ids, scores):
@@ -83,7 +78,7 @@ class _Ends(StoppingCriteria):
         return ids[:, -1] % 13 == 5
 
 
-class _Ties(LogitsProcessor):
+class _Ties(transformers.LogitsProcessor):
     """The best three tokens are among those of `_Ends`, and the fourth is one of a dozen."""
 
     def __call__(self, ids, scores):
@@ -110,13 +105,13 @@ HARD = {
         for n in (1, 2, 4)
     },
     "a stopping criterion": {
-        "num_beams": 3, "stopping_criteria": StoppingCriteriaList([_Ends()]),
+        "num_beams": 3, "stopping_criteria": transformers.StoppingCriteriaList([_Ends()]),
     },
     # Of the best four candidates three end, and the penalty prefers what follows the fourth.
     "equal scores": {
         "num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 3, "length_penalty": 10.0,
-        "early_stopping": "never", "logits_processor": LogitsProcessorList([_Ties()]),
-        "stopping_criteria": StoppingCriteriaList([_Ends()]),
+        "early_stopping": "never", "logits_processor": transformers.LogitsProcessorList([_Ties()]),
+        "stopping_criteria": transformers.StoppingCriteriaList([_Ends()]),
     },
 }  # fmt: skip
 

@@ -15,17 +15,7 @@ from specdec_hf.drafting.drafter import Needs
 from specdec_papers.cascade import HorizontalCascade, HorizontalState, level_call
 from specdec_papers.ngram import RandomDrafter
 from specdec_papers.vertical_cascade import VerticalCascade, VerticalState
-from support import hf_models
-from support.drafter_proof import (
-    SIGNIFICANCE,
-    VOCAB,
-    assert_greedy_identical,
-    call_of,
-    history_of,
-    joint_p_value,
-    target,
-    with_states,
-)
+from support import drafter_proof, hf_models
 
 from specdec_kernels import Verdict, sample
 
@@ -36,24 +26,6 @@ def middle(model):
 
 def small(model):
     return hf_models.with_noise(model, 0.6)
-
-
-def nested(model):
-    bottom = HorizontalCascade([small(model), ModelDrafter(model)], [1])
-    inner = VerticalCascade(hf_models.with_noise(model, 0.5), bottom, 3)
-    return HorizontalCascade([middle(model), VerticalCascade(middle(model), inner, 2)], [1])
-
-
-def test_text_of_nested_cascades_is_that_of_the_target_alone():
-    model = hf_models.tiny("llama")
-    drafter = nested(model)
-    assert assert_greedy_identical(lambda: drafter, model, 10).accepted > 0
-    sampled = {"max_new_tokens": 10, "do_sample": True, "rule": "match", "seed": 3}
-    out, plain = (
-        hf_models.decode(model, (9, 4, 12), **sampled, drafter=one) for one in (drafter, None)
-    )
-    assert torch.equal(out.sequences, plain.sequences)
-    assert out.stats.accepted > 0
 
 
 class SamplesTheMiddle(VerticalState):
@@ -82,11 +54,11 @@ def of_kind(kind, drafter):
 
 @pytest.mark.parametrize("kind", [VerticalState, SamplesTheMiddle, SharesItsNoise])
 def test_a_vertical_cascade_is_exact_and_wrong_ones_are_rejected(kind):
-    model, _ = target()
-    below = hf_models.build("llama", 5, vocab_size=VOCAB)
+    model, _ = drafter_proof.target()
+    below = hf_models.build("llama", 5, vocab_size=drafter_proof.VOCAB)
     drafter = of_kind(kind, VerticalCascade(middle(model), below, 2))
-    p_value = joint_p_value(drafter, "token", texts=500)
-    assert (p_value < SIGNIFICANCE) == (kind is not VerticalState)
+    p_value = drafter_proof.joint_p_value(drafter, "token", texts=500)
+    assert (p_value < drafter_proof.SIGNIFICANCE) == (kind is not VerticalState)
 
 
 class ReportsNoThresholds(HorizontalState):
@@ -104,27 +76,27 @@ class ReportsNoThresholds(HorizontalState):
 )
 @pytest.mark.parametrize("kind", [HorizontalState, ReportsNoThresholds])
 def test_a_horizontal_cascade_is_exact_under_filters(kind, filters, seeds):
-    models = [hf_models.build("llama", seed, vocab_size=VOCAB) for seed in seeds]
+    models = [hf_models.build("llama", seed, vocab_size=drafter_proof.VOCAB) for seed in seeds]
     drafter = of_kind(kind, HorizontalCascade(models, [1]))
-    p_value = joint_p_value(drafter, "token", texts=1000, prompt=0, **filters)
-    assert (p_value < SIGNIFICANCE) == (kind is ReportsNoThresholds)
+    p_value = drafter_proof.joint_p_value(drafter, "token", texts=1000, prompt=0, **filters)
+    assert (p_value < drafter_proof.SIGNIFICANCE) == (kind is ReportsNoThresholds)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_noise_of_a_round_is_drawn_once(rule):
     """Whatever a cascade holds, no two drafts of a round or of two rounds share their noise."""
-    root = call_of(None, rule)
+    root = drafter_proof.call_of(None, rule)
     seen = []
     for length in (10, 11, 12):
         first, second = level_call(root, 0), level_call(root, 1)
         third, fourth = level_call(second, 0), level_call(second, 1)
         for call in (first, second):
-            call.begin_round(history_of([0] * length))
+            call.begin_round(drafter_proof.history_of([0] * length))
         for after in range(2):
             for call in (third, fourth):
-                call.begin_round(history_of([0] * length))
+                call.begin_round(drafter_proof.history_of([0] * length))
             for call in (first, third, fourth):
-                texts = history_of([0] * (length + after))
+                texts = drafter_proof.history_of([0] * (length + after))
                 positions = call._noise_positions(texts, np.arange(3), None, call.seeds.device)
                 seen += [(call.seeds.item(), at) for at in positions[0].tolist()]
                 call.round.asked += 1
@@ -259,7 +231,9 @@ def test_a_guesser_reads_as_many_of_the_targets_candidates_as_it_asks_for():
         def told(texts, done):
             seen[count] += [] if done.candidates is None else [done.candidates.ids.shape[2]]
 
-        guesser = with_states(RandomDrafter(), lambda state, call: setattr(state, "commit", told))
+        guesser = drafter_proof.with_states(
+            RandomDrafter(), lambda state, call: setattr(state, "commit", told)
+        )
         guesser.needs = Needs(candidates=count)
         return VerticalCascade(model, guesser)
 

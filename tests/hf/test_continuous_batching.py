@@ -211,15 +211,13 @@ def test_a_drafter_sees_the_seed_and_the_temperature_of_the_sequence():
     order, seen = [2, 5, 0, 6], {}
 
     def watched(state, call):
-        propose = state.propose
-
-        def watching(texts, limits):
+        def watching(texts, draft):
             for b in np.flatnonzero(texts.active):
                 temperature = round(float(call.sampling.temperature[b]), 3)
                 seen.setdefault(int(call.seeds[b]), set()).add(temperature)
-            return propose(texts, limits)
+            return draft
 
-        state.propose = watching
+        hf_models.told(state, watching)
 
     drafter = with_states(PromptLookupDrafter(), watched)
     decode(order, Arrivals(order[1:], 1, 2), drafter=drafter)

@@ -8,14 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hf.recorded_ops import (
-    FEW_WIDTHS,
-    FreedMemory,
-    OpRecorder,
-    leaving_out,
-    overwrite,
-    record_ops,
-)
+from hf import recorded_ops
 from specdec_hf import PromptLookupDrafter, SpeculativeDecoder, generate
 from specdec_hf.drafters.model import ModelDrafter
 from specdec_hf.drafting.drafter import Needs
@@ -27,12 +20,12 @@ from specdec_hf.runner.protocol import CACHE_NAME
 from support.hf_models import build, decode, prompts, with_noise
 from torch.nn.functional import linear
 
-WIDTHS = len(FEW_WIDTHS)
+WIDTHS = len(recorded_ops.FEW_WIDTHS)
 
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch):
-    record_ops(monkeypatch)
+    recorded_ops.record_ops(monkeypatch)
 
 
 @pytest.fixture
@@ -143,11 +136,11 @@ def overwriting(left_out):
 
     def call(self, inputs):
         own = [x for x in self._inputs if isinstance(x, torch.Tensor)]
-        overwrite(own)
+        recorded_ops.overwrite(own)
         kept = own[READ.index(left_out)] if left_out and len(own) == len(READ) else None
         pairs = zip(self._inputs, inputs, strict=True)
         made = replay(self, [mine if mine is kept else given for mine, given in pairs])
-        overwrite(self.outputs)
+        recorded_ops.overwrite(self.outputs)
         return made
 
     return call
@@ -302,7 +295,7 @@ def test_what_reads_while_it_runs_is_not_recorded(llama, monkeypatch):
 
 @pytest.mark.parametrize("left_out", ["tokens", "starts", "copies"])
 def test_the_self_check_finds_inputs_that_a_replay_leaves_out(llama, monkeypatch, left_out):
-    replay = leaving_out(("tokens", "starts"), left_out)
+    replay = recorded_ops.leaving_out(("tokens", "starts"), left_out)
     monkeypatch.setattr(cuda_graphs.Recording, "__call__", replay)
     settings = {}
     if left_out == "copies":
@@ -318,9 +311,9 @@ def test_casts_that_autocast_frees_are_not_recorded(monkeypatch, kept):
     outcome = contextlib.nullcontext()
     if kept:  # negative control
         monkeypatch.setattr(cuda_graphs, "_no_kept_casts", contextlib.nullcontext)
-        outcome = pytest.raises(FreedMemory)
+        outcome = pytest.raises(recorded_ops.FreedMemory)
     weight = torch.ones(3, 3, requires_grad=True)  # autocast keeps no casts of others
-    made, outputs = cuda_graphs.Recordings(OpRecorder(), 1.0), []
+    made, outputs = cuda_graphs.Recordings(recorded_ops.OpRecorder(), 1.0), []
 
     def run(value):
         given = {"x": torch.full((1, 3), value)}

@@ -3,18 +3,12 @@
 import json
 
 import pytest
-from support.text_server import SECONDS, alone, serving
+from support.text_server import SECONDS, alone
 
 pytestmark = pytest.mark.server
 
 hub = pytest.importorskip("huggingface_hub")
 PROMPT, NEW = "the cat sat", 12
-
-
-@pytest.fixture(scope="module")
-def client():
-    with serving() as (made, _):
-        yield made
 
 
 def greedy(new=NEW):

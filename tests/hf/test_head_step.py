@@ -27,14 +27,9 @@ def traced_only(monkeypatch):
     compiled_step._step_graphs.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def target():
-    return hf_models.build("llama", vocab_size=11)
-
-
 @pytest.fixture
-def head(target):
-    return head_for(target).requires_grad_(False)
+def head(model):
+    return head_for(model).requires_grad_(False)
 
 
 def only_the_head(monkeypatch):
@@ -53,15 +48,15 @@ def only_the_head(monkeypatch):
     ],
 )  # fmt: skip
 def test_drafts_are_those_of_eager_steps_in_few_graphs(
-    kind, lengths, graphs, target, head, monkeypatch
+    kind, lengths, graphs, model, head, monkeypatch
 ):
     only_the_head(monkeypatch)
     packed = set(packed_linear._copies)
     settings = {"lengths": lengths, "max_new_tokens": 16}
-    eager = decode(target, drafter=kind(head), **settings)
+    eager = decode(model, drafter=kind(head), **settings)
     for _ in range(2):
         before = torch.get_rng_state()
-        fast = decode(target, drafter=kind(head), compile=True, **settings)
+        fast = decode(model, drafter=kind(head), compile=True, **settings)
         assert torch.equal(torch.get_rng_state(), before)
         assert outcome(fast) == outcome(eager)
         assert fast.stats.drafted > 0
@@ -84,19 +79,19 @@ def wrong_rows(self, x):
 
 @pytest.mark.filterwarnings("ignore:PairStep runs eagerly")
 @pytest.mark.parametrize("graphs", [True, False])
-def test_a_head_does_not_draft_on_wrong_packed_weights(graphs, target, head, monkeypatch):
+def test_a_head_does_not_draft_on_wrong_packed_weights(graphs, model, head, monkeypatch):
     if graphs:
         only_the_head(monkeypatch)
         monkeypatch.setattr(compiled_step.LayerGraphs, "of", lambda self, layer: eagerly)
     monkeypatch.setattr("specdec_hf.loop.plan.pack_for", lambda *_: (None, None))  # of the target
     how = {"compile": True} if graphs else {}
-    eager = decode(target, drafter=Eagle3Drafter(head))
+    eager = decode(model, drafter=Eagle3Drafter(head))
     monkeypatch.setattr(LinearWithPackedCopy, "forward", wrong_rows)
-    wrong = decode(target, drafter=Eagle3Drafter(head), self_check=False, **how)
+    wrong = decode(model, drafter=Eagle3Drafter(head), self_check=False, **how)
     assert wrong.stats.accepted < eager.stats.accepted  # so that the test below can fail
     drafter = Eagle3Drafter(head)
     for settings in ({}, {"self_check": False}) if graphs else ({},):  # what was found is kept
-        out = decode(target, drafter=drafter, **settings, **how)
+        out = decode(model, drafter=drafter, **settings, **how)
         assert outcome(out) == outcome(eager)
         assert any("packed weights" in note for note in out.stats.notes)
 
@@ -131,10 +126,10 @@ def test_a_layer_in_one_op_is_the_layer(name, dtype):
     assert head.midlayer.norms_of_parts() is None
 
 
-def test_a_head_that_takes_too_much_memory_is_not_packed(target, head, monkeypatch):
+def test_a_head_that_takes_too_much_memory_is_not_packed(model, head, monkeypatch):
     monkeypatch.setattr("specdec_hf.loop.plan.pack_for", lambda *_: (None, None))  # of the target
     monkeypatch.setattr("specdec_hf.runner.packed.model.LARGEST_SHARE", 0.0)
-    notes = decode(target, drafter=Eagle3Drafter(head)).stats.notes
+    notes = decode(model, drafter=Eagle3Drafter(head)).stats.notes
     reason = "the head drafts on unpacked weights: packed weights would take"
     assert any(reason in note for note in notes), notes
 
@@ -150,11 +145,11 @@ def recorded(monkeypatch):
     ("kind", "lengths"),
     [(Eagle3Drafter, (9, 4)), pytest.param(Eagle3ChainDrafter, (9,), marks=pytest.mark.full)],
 )
-def test_drafts_are_those_without_graphs(target, head, kind, lengths):
-    eager, drafter = decode(target, lengths, drafter=kind(head)), kind(head)
+def test_drafts_are_those_without_graphs(model, head, kind, lengths):
+    eager, drafter = decode(model, lengths, drafter=kind(head)), kind(head)
     graphs = []
     for _ in range(2):
-        out = decode(target, lengths, drafter=drafter, compile=True)
+        out = decode(model, lengths, drafter=drafter, compile=True)
         assert torch.equal(out.sequences, eager.sequences)
         assert out.stats.accepted == eager.stats.accepted > 0
         (made,) = out.stats.compiled.drafts
@@ -180,7 +175,7 @@ def test_weights_that_move_end_the_graphs(head, moved):
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("left_out", ["embeddings", "mask"])
 def test_the_self_check_of_a_head_finds_what_a_replay_leaves_out(
-    target, head, monkeypatch, left_out
+    model, head, monkeypatch, left_out
 ):
     names = ("embeddings", "hidden", "places", "starts", "mask", "cosines", "sines")
     step = compiled_step._made_for(head)
@@ -190,17 +185,17 @@ def test_the_self_check_of_a_head_finds_what_a_replay_leaves_out(
     assert "its logits differ from the head's own" in step.cuda_graphs.reason
     assert step.cuda_graphs._cache is None, "buffers that are lent no more are not kept"
     drafter = Eagle3Drafter(head)
-    out = decode(target, drafter=drafter, compile=True)
-    assert torch.equal(out.sequences, decode(target, drafter=Eagle3Drafter(head)).sequences)
+    out = decode(model, drafter=drafter, compile=True)
+    assert torch.equal(out.sequences, decode(model, drafter=Eagle3Drafter(head)).sequences)
 
 
 @pytest.mark.parametrize("lengths", [(9,), (9, 4, 12)])
-def test_a_tree_in_one_op_is_that_of_its_levels(lengths, target, head, monkeypatch):
+def test_a_tree_in_one_op_is_that_of_its_levels(lengths, model, head, monkeypatch):
     def drafts():
         rounds = []
         settings = {"lengths": lengths, "max_new_tokens": 24, "guard": False}
         tree = EagleTree(3, 4, 7, min_probability=0.02)
-        out = decode(target, drafter=Eagle3Drafter(head, tree), trace=rounds.append, **settings)
+        out = decode(model, drafter=Eagle3Drafter(head, tree), trace=rounds.append, **settings)
         return out.sequences.tolist(), rounds
 
     calls = []
@@ -221,16 +216,16 @@ def test_a_tree_in_one_op_is_that_of_its_levels(lengths, target, head, monkeypat
         assert mine.parents is None or torch.equal(mine.parents, its.parents[:, :size])
 
 
-def test_a_tree_in_one_op_reads_plain_embeddings(target, head, monkeypatch):
+def test_a_tree_in_one_op_reads_plain_embeddings(model, head, monkeypatch):
     class Scaled(torch.nn.Embedding):
         """As Gemma has them."""
 
     call = []
     monkeypatch.setattr(fused_tree, "grow_tree_", lambda *_, **__: call.append(1))
-    kind = type(target.get_input_embeddings())
-    target.get_input_embeddings().__class__ = Scaled
+    kind = type(model.get_input_embeddings())
+    model.get_input_embeddings().__class__ = Scaled
     try:
-        decode(target, drafter=Eagle3Drafter(head), max_new_tokens=4)
+        decode(model, drafter=Eagle3Drafter(head), max_new_tokens=4)
     finally:
-        target.get_input_embeddings().__class__ = kind
+        model.get_input_embeddings().__class__ = kind
     assert not call

@@ -9,13 +9,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from proofs.toy_chain import (
-    ToyChain,
-    assert_joint_distribution,
-    assert_wrong_distribution,
-    lossy_joint_distribution,
-    rejection_mass,
-)
+from proofs import toy_chain
 from specdec_hf.drafting.drafter import StatelessDrafter
 from specdec_hf.extras.own_rule import verify_without_residual
 from specdec_hf.loop import drafted
@@ -224,7 +218,7 @@ ABLATED = {**SAMPLED, "ablate": "residual"}
 def ablated_masses(p, q):
     """Each token is accepted with min(P, Q), and a recovered token is drawn from P."""
     accepted = torch.minimum(p, q)
-    return accepted, rejection_mass(accepted, p)
+    return accepted, toy_chain.rejection_mass(accepted, p)
 
 
 def realized(toy, verify):
@@ -244,13 +238,13 @@ def realized(toy, verify):
 @pytest.mark.parametrize("form", FORMS)
 def test_the_emitted_tokens_have_the_distribution_of_the_formula(form):
     """Enumerated; the control is the op itself, whose tokens have the target's distribution."""
-    toy = ToyChain(**FORMS[form])
-    want = lossy_joint_distribution(toy, ablated_masses)
+    toy = toy_chain.ToyChain(**FORMS[form])
+    want = toy_chain.lossy_joint_distribution(toy, ablated_masses)
     found = realized(toy, verify_without_residual)
-    assert_joint_distribution(found, want)
-    assert_wrong_distribution(found, toy)
+    toy_chain.assert_joint_distribution(found, want)
+    toy_chain.assert_wrong_distribution(found, toy)
     with pytest.raises(AssertionError, match="P\\(y1"):
-        assert_joint_distribution(realized(toy, verify_chain), want)
+        toy_chain.assert_joint_distribution(realized(toy, verify_chain), want)
 
 
 class Same(StatelessDrafter):

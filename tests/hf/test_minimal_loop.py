@@ -19,12 +19,6 @@ def example():
     return types.SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
 
 
-@pytest.fixture(scope="module")
-def model():
-    """Of so few tokens that texts repeat themselves, and copied drafts are right."""
-    return hf_models.build("llama", vocab_size=11)
-
-
 def plain(model, prompts=PROMPTS):
     return [
         model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0].tolist()

@@ -252,16 +252,13 @@ def test_chains_of_a_trie_share_no_noise(draws):
 
 
 NEAR, FAR = (hf_models.perturbed("llama", amount) for amount in (0.1, 0.5))
+BELOW = VerticalCascade(FAR, HorizontalCascade([FAR, RandomDrafter()], [1]), 3)
 DRAFTERS = {
     "model": (lambda: NEAR, "token", {}),
     "ngram": (lambda: "ngram:1", "token", {}),
     "vertical": (lambda: VerticalCascade(NEAR, FAR, 3), "token", {}),
     "horizontal": (lambda: HorizontalCascade([NEAR, FAR], [2]), "token", {}),
-    "nested": (
-        lambda: VerticalCascade(NEAR, HorizontalCascade([FAR, RandomDrafter()], [1])),
-        "block",
-        {},
-    ),
+    "nested": (lambda: HorizontalCascade([NEAR, VerticalCascade(FAR, BELOW, 2)], [1]), "block", {}),
     "tree": (lambda: NEAR, "multi_draft_wor", {"tree": (2, 2)}),
     "two models": (lambda: [NEAR, FAR], "multi_draft", {"tree": (2, 1)}),
     "trie": (lambda: [ModelDrafter(NEAR), ModelDrafter(FAR)], "traversal", {"tree": TREE}),

@@ -18,12 +18,6 @@ PARTS = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]
 MESSAGES = [{"role": "user", "content": PARTS}]
 
 
-@pytest.fixture
-def server():
-    with serving() as made:
-        yield made
-
-
 def ask(client, path, asked):
     """The objects of an answer, without what is another one each time."""
     answer = client.post(path, json=asked)

@@ -23,12 +23,6 @@ SPECIAL = {"prompt", "messages", "model", "stream_options"}
 JSON = {"Content-Type": "application/json"}
 
 
-@pytest.fixture(scope="module")
-def client():
-    with serving() as (made, _):
-        yield made
-
-
 def chat(role, content="the cat", **fields):
     return {"messages": [{"role": role, "content": content, **fields}]}
 

@@ -93,17 +93,12 @@ class Confident(PromptLookupDrafter):
     reports_confidence = True
 
     def begin(self, call):
-        state = super().begin(call)
-        propose = state.propose
+        return hf_models.told(super().begin(call), self.confident)
 
-        def confident(texts, limits):
-            draft = propose(texts, limits)
-            if draft is not None:
-                draft.confidence = self.confidence(draft.tokens.shape)
-            return draft
-
-        state.propose = confident
-        return state
+    def confident(self, texts, draft):
+        if draft is not None:
+            draft.confidence = self.confidence(draft.tokens.shape)
+        return draft
 
     @staticmethod
     def confidence(shape):

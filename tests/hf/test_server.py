@@ -30,12 +30,6 @@ pytestmark = pytest.mark.server
 GENERATE, COMPLETE, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
 
 
-@pytest.fixture
-def server():
-    with serving() as made:
-        yield made
-
-
 def body(text, **parameters):
     return {"inputs": text, "parameters": {"do_sample": True, "details": True, **parameters}}
 

@@ -116,16 +116,12 @@ def test_trees_and_chains_become_one_tree(known):
     assert out.stats.drafter == "known_tree"
 
 
-class OneNode(StatelessDrafter):
+class OneNode(KnownTree):
     size, depth = 1, 1
 
-    def __init__(self, texts):
-        self.texts = texts
-
     def propose(self, history, limits):
-        right = [text[n : n + 1] for text, n in zip(self.texts, history.lengths, strict=True)]
-        tokens = [one.tolist() or [-1] for one in right]
-        return Draft(torch.tensor(tokens), torch.full((len(tokens), 1), -1), depth=1)
+        made = super().propose(history, limits)
+        return Draft(made.tokens[:, 1:2], made.parents[:, :1], depth=1)
 
 
 def test_a_tree_of_one_node_becomes_a_part_of_another(known):

@@ -169,6 +169,14 @@ SPECIAL |= {
     ],
     "paged_compact_": written(POOL_SIZE),
     "kv_truncate_": [EXPANDED],
+    "apply_penalties_": [
+        (dict(target=f32(1, 5, 7).expand(3, -1, -1)), f"target must not be expanded, {IN_PLACE} 0"),
+        (dict(ids=i64(3, 2)), "bias_ids and biases must come together"),
+        (dict(least=i64(3)), "min_new_tokens and eos_token_ids must come together"),
+        (dict(indptr=i64(4)), r"target must be [R, V] when target_indptr is given, got [3, 5, 7]"),
+        (dict(counts=i32(3, 14)[:, ::2]),
+         "token_counts must have a contiguous last dimension, got stride 2"),
+    ],
     "paged_truncate_": [
         EXPANDED,
         (dict(tables=i32(3, 1).expand(3, 2)), f"block_tables must not be expanded, {IN_PLACE} 1"),

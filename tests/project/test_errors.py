@@ -158,7 +158,7 @@ def wrong_types(name, annotation):
     elif annotation in TYPES:
         must, values = TYPES[annotation]
     else:
-        assert name in ("draft", "draft_map", "tree", "layers", "head"), (
+        assert name in ("draft", "draft_map", "draft_token_ids", "tree", "layers", "head"), (
             f"no wrong types for {name}"
         )
         return
@@ -223,6 +223,8 @@ FORMS = "draft must be None, a tensor, a SampledDraft or a SparseDraft, got"
         ("verify_chain", "draft_map", i64(3), "draft_map must be a DraftMap or None, got Tensor"),
         ("verify_tree", "draft_map", i64(3), "draft_map must be a DraftMap or None, got Tensor"),
         ("verify_tree", "tree", tuple(TREE), "tree must be a Tree, got tuple"),
+        ("apply_penalties_", "draft_token_ids", [[1]],
+         "draft_token_ids must be a tensor, got [[1]]"),
         ("decoder_layers_", "layers", None, "layers must be a PackedDecoderLayers, got None"),
         ("grow_tree_", "head", None, "head must be a PackedHead, got None"),
         ("output_norm_mlp", "output", SQUARE._replace(panels=None),

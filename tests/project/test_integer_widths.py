@@ -18,7 +18,9 @@ from specdec_kernels import _library
 
 OTHER = {torch.int32: torch.int64, torch.int64: torch.int32}
 # Public functions make int32 of some of these, and kernels read nothing else.
-INT32_ONLY = {"top_ks", "draft_columns", "token_bitmask", "draft_bitmask"}
+INT32_ONLY = {
+    "top_ks", "draft_columns", "token_bitmask", "draft_bitmask", "token_counts", "prompt_mask",
+}  # fmt: skip
 LAST = 2**31 - 1
 
 

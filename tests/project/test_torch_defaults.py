@@ -8,12 +8,7 @@ import torch
 from proofs import assert_all_equal
 from support import hf_models
 from support.drafter_proof import tree_drafters
-from support.hf_models import (
-    RAGGED,
-    SAMPLED,
-    one_thread,  # noqa: F401  # autouse here
-    run,
-)
+from support.hf_models import one_thread  # noqa: F401  # autouse here
 from support.providers import run_case
 from transformers import StoppingCriteriaList
 
@@ -57,7 +52,7 @@ def test_ops_do_not_depend_on_them(op, default):
 @pytest.mark.covering(test=1)
 @pytest.mark.parametrize("kind", OF_LOOP)
 def test_the_text_does_not_depend_on_them(kind, default):
-    model, inputs = hf_models.tiny("llama"), hf_models.prompts(RAGGED)
+    model, inputs = hf_models.tiny("llama"), hf_models.prompts(hf_models.RAGGED)
     drafter, tree = OF_LOOP[kind]
 
     def never(ids, scores, **kwargs):
@@ -65,10 +60,10 @@ def test_the_text_does_not_depend_on_them(kind, default):
 
     kwargs = {"drafter": drafter, "tree": tree, "max_new_tokens": 8}
     per_sequence = {"temperature": [0.7, 0.0, 0.9], "repetition_penalty": 1.3}
-    for sampling in ({}, {**SAMPLED, **per_sequence}):
-        want = run(model, inputs, **kwargs, **sampling)
+    for sampling in ({}, {**hf_models.SAMPLED, **per_sequence}):
+        want = hf_models.run(model, inputs, **kwargs, **sampling)
         criteria = StoppingCriteriaList([never])
         with torch_default(default):
-            got = run(model, inputs, **kwargs, **sampling, stopping_criteria=criteria)
+            got = hf_models.run(model, inputs, **kwargs, **sampling, stopping_criteria=criteria)
         assert got.sequences.tolist() == want.sequences.tolist()
         assert_all_equal([got.logprobs, got.attention_mask], [want.logprobs, want.attention_mask])

@@ -1,4 +1,4 @@
-"""Cases of `sample`."""
+"""Cases of `sample` and `apply_penalties_`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from proofs.case import (
     any_positions,
     any_seeds,
     packed_bits,
+    ragged,
     sampling,
     sliced,
     some_allowed,
@@ -77,4 +78,67 @@ CASES: tuple[Case, ...] = (
     sample_case(5, 1031, bf16, mask=True, filters="tensor", layout="sliced"),
     sample_case(4, 131, f16, mask=True, noise="shared", method="gumbel"),
     sample_case(3, 67, mask=True, filters="zero"), sample_case(2, 131073, bf16, mask=True),
+)  # fmt: skip
+
+
+def penalty_case(
+    b, n, v, dtype=torch.float32, *, tree=False, layout="dense", tensors=True, bare=False
+) -> Case:
+    """A case of `apply_penalties_`: some tokens are drafted, biased, counted and ends at once.
+
+    tree: the drafts are a tree, some of them absent or out of range. layout: "dense", "sliced" or
+    "ragged". tensors: penalties differ by sequence, one of them out of range. bare: nothing but
+    scalar penalties.
+    """
+
+    def build(g: Generator) -> Args:
+        target = zipf_logits(b * (n + 1), v, g).view(b, n + 1, v) + 2.0
+        target = target.masked_fill(torch.rand(target.shape, generator=g) < 0.1, -torch.inf)
+        tokens = torch.randint(-1, v + 1, (b, n), generator=g)
+        tokens[:, 1:] = tokens[:, :1].where(
+            torch.rand(b, n, generator=g)[:, 1:] < 0.3, tokens[:, 1:]
+        )
+        parents = (torch.rand(b, n, generator=g) * torch.arange(1, n + 1)).long() - 1
+        target_indptr = None
+        target = target.to(dtype)
+        if layout == "ragged":
+            used, target_indptr = ragged(b, n, g)
+            target = target[used]
+        counts = torch.randint(-3, 4, (b, v), generator=g, dtype=torch.int32)
+        counts[:, : v // 2] = 0
+        prompt = packed_bits(torch.rand(b, v, generator=g) < 0.2)
+        if layout == "sliced":
+            target, tokens, parents, counts, prompt = map(
+                sliced, (target, tokens, parents, counts, prompt)
+            )
+        penalties = (None, 1.3, None, 0.4, None, -0.2)
+        if tensors:
+            each = [0.5 + torch.rand(b, generator=g) for _ in range(3)]
+            each[0][1:2], each[2][2:3] = 0.0, torch.inf
+            penalties = (each[0], 1.0, each[1] - 1, 0.0, each[2] - 1, 0.0)
+        ids = torch.cat([tokens[:, :2], torch.randint(-1, v + 1, (b, 5), generator=g)], 1)
+        biases = torch.randn(ids.shape, generator=g)
+        biases[:, -1:] = -torch.inf
+        ends = torch.randint(0, v, (2,), generator=g)
+        least = torch.randint(-1, n + 2, (b,), generator=g)
+        some = (ids, biases, least, ends)
+        if bare:
+            target_indptr = counts = prompt = None
+            some = (None,) * 4
+        return (
+            *(target, tokens, parents if tree else None, target_indptr, counts, prompt),
+            *(*penalties, *some),
+        )
+
+    words = [f"B{b}", f"N{n}", f"V{v}", SHORT[dtype], "tree" if tree else "chain", layout]
+    words += ["tensors"] * tensors + ["bare"] * bare
+    return Case("apply_penalties_", "-".join(words), build, b * (n + 1), v)
+
+
+PENALTY_CASES: tuple[Case, ...] = (
+    penalty_case(4, 3, 517), penalty_case(4, 3, 517, bf16, layout="sliced"),
+    penalty_case(4, 5, 131, f16, tree=True), penalty_case(5, 4, 67, tree=True, layout="ragged"),
+    penalty_case(3, 6, 67, tree=True, layout="sliced", tensors=False),
+    penalty_case(3, 0, 131, tensors=False), penalty_case(0, 2, 17), penalty_case(3, 2, 1),
+    penalty_case(3, 4, 67, bf16, bare=True, tensors=False), penalty_case(1, 5, 131073, bf16),
 )  # fmt: skip

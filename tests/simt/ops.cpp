@@ -11,6 +11,8 @@
 #include "../../csrc/arguments/sample.cpp"
 #include "../../csrc/arguments/tree.cpp"
 #include "../../csrc/arguments/verification.cpp"
+#include "../../csrc/torch/arguments/memory.cpp"
+#include "../../csrc/torch/ops/apply_penalties.cpp"
 #include "../../csrc/torch/ops/ngram_propose.cpp"
 #include "../../csrc/torch/ops/sample.cpp"
 #include "../../csrc/torch/ops/verify_chain.cpp"
@@ -62,6 +64,10 @@ void sample(const SampleParams& p, const Parallel&) { run_in_shim(p, cuda::sampl
 void verify_chain(const ChainParams& p, const Parallel&) { run_in_shim(p, cuda::verify_chain); }
 
 void verify_tree(const TreeParams& p, const Parallel&) { run_in_shim(p, cuda::verify_tree); }
+
+void apply_penalties(const PenaltyParams& p, const Parallel&) {
+  check_launch(cuda::apply_penalties(p, nullptr));
+}
 
 void ngram_propose(const NgramProposeParams& p, const Parallel&) {
   check_launch(cuda::ngram_propose(p, nullptr));

@@ -25,6 +25,7 @@ SIMT = ROOT / "tests/simt"
 SAMPLE = "csrc/cuda/row/sample.cu"
 KERNELS = (
     SAMPLE,
+    "csrc/cuda/row/apply_penalties.cu",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda/chain").glob("*.cu")),
     "csrc/cuda/tree/verify_tree.cu",
     "csrc/cuda/history/ngram_propose.cu",

@@ -205,7 +205,7 @@ inline __device__ bool subtract_draft(const DraftDistribution& d, float factor, 
   }
   if (!d.pairs(wide)) return subtract_columns(d, factor, vocab, wide, warp_tile, values);
   float q[kPerLane];
-  unpack(d.row, loaded, q);
+  unpack(d.row, warp_tile, loaded, q);
   return subtract_entries(d, factor, q, values);
 }
 

@@ -141,8 +141,14 @@ inline __device__ float as_wanted(Read read, float value) {
   return read == Read::kProbs && !(value >= 0) ? NAN : value;
 }
 
+inline SPECDEC_NOINLINE __device__ bool call_is_allowed(const uint32_t* words, int64_t bit) {
+  return is_allowed(words, bit);
+}
+
 inline __device__ float at(const RowView& row, int64_t index) {
-  if (!is_allowed(row.allowed, row.first + index)) return entry_not_allowed(row.read);
+  if (row.allowed != nullptr && !call_is_allowed(row.allowed, row.first + index)) {
+    return entry_not_allowed(row.read);
+  }
   float value;
   if (row.dtype == DType::kFloat32) {
     value = __ldg(static_cast<const float*>(row.data) + index);
@@ -151,51 +157,6 @@ inline __device__ float at(const RowView& row, int64_t index) {
     value = row.dtype == DType::kBFloat16 ? from_bfloat16(h) : from_float16(h);
   }
   return as_wanted(row.read, value);
-}
-
-// Which entries of a warp tile are allowed: a word of the bitmask in each lane, as many as the tile
-// needs. For a whole warp.
-class AllowedInTile {
- public:
-  __device__ AllowedInTile(const RowView& row, int64_t begin) {
-    const int64_t token = row.first + begin, words = bitmask_words(row.first + row.vocab),
-                  word = token / 32 + lane_id();
-    skipped_ = static_cast<int>(token % 32);
-    word_ = lane_id() <= kWarpTile / 32 && word < words ? __ldg(row.allowed + word) : 0;
-  }
-  __device__ bool any() const { return __any_sync(kAllLanes, word_ != 0); }
-  // The bits from that of entry `index` on, at least eight of them.
-  __device__ uint32_t bits_from(int index) const {
-    const int bit = skipped_ + index;
-    const uint32_t low = __shfl_sync(kAllLanes, word_, bit / 32),
-                   high = __shfl_sync(kAllLanes, word_, bit / 32 + 1);
-    return __funnelshift_r(low, high, bit % 32);
-  }
-
- private:
-  uint32_t word_;
-  int skipped_;
-};
-
-// Writes `fill` to the elements of a lane that are not allowed.
-template <class T>
-inline __device__ void keep_allowed(const AllowedInTile& allowed, uint32_t fill, Packed& out) {
-  constexpr int kPerLoad = 16 / sizeof(T), kPerWord = 4 / sizeof(T);
-#pragma unroll
-  for (int load = 0; load < kPerLane / kPerLoad; ++load) {
-    const uint32_t bits = allowed.bits_from((load * kLanes + lane_id()) * kPerLoad);
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      uint32_t& word = out.word[load * 4 + w];
-      if constexpr (kPerWord == 1) {
-        word = bits >> w & 1 ? word : fill;
-      } else {
-        const uint32_t kept =
-            (bits >> (2 * w) & 1 ? 0xffffu : 0) | (bits >> (2 * w) & 2 ? 0xffff0000u : 0);
-        word = (word & kept) | ((fill | fill << 16) & ~kept);
-      }
-    }
-  }
 }
 
 // Loads sixteen bytes at a time if the alignment allows it, else one element at a time into the
@@ -237,27 +198,15 @@ inline __device__ void load_elements(const RowView& row, int64_t begin, uint32_t
   }
 }
 
-template <class T>
-inline __device__ void load_allowed_elements(const RowView& row, int64_t begin, uint32_t fill,
-                                             Packed& out) {
-  if (row.allowed == nullptr) return load_elements<T>(row, begin, fill, out);
-  const AllowedInTile allowed(row, begin);
-  out = {};
-  // Most tiles of a grammar's mask are empty: they are not read.
-  if (allowed.any()) load_elements<T>(row, begin, fill, out);
-  keep_allowed<T>(allowed, fill, out);
-}
-
-// Entries beyond the end, and those of tokens that are not allowed, get no weight: they are -inf,
-// or probability 0.
+// Entries beyond the end get no weight: they are -inf, or probability 0.
 inline __device__ void load_warp_tile(const RowView& row, int64_t warp_tile, Packed& out) {
   const bool probabilities = row.read != Read::kLogits;
   const int64_t begin = warp_tile * kWarpTile;
   if (row.dtype == DType::kFloat32) {
-    load_allowed_elements<float>(row, begin, probabilities ? 0 : 0xff800000u, out);
+    load_elements<float>(row, begin, probabilities ? 0 : 0xff800000u, out);
   } else {
     const uint32_t minus_inf = row.dtype == DType::kBFloat16 ? 0xff80u : 0xfc00u;
-    load_allowed_elements<uint16_t>(row, begin, probabilities ? 0 : minus_inf, out);
+    load_elements<uint16_t>(row, begin, probabilities ? 0 : minus_inf, out);
   }
 }
 
@@ -269,7 +218,26 @@ inline __device__ void rotate(float (&values)[kPerLane]) {
   for (int j = 0; j < kPerLane; ++j) values[j] = j + 4 < kPerLane ? values[j + 4] : first[j % 4];
 }
 
-inline __device__ void unpack(const RowView& row, const Packed& in, float (&out)[kPerLane]) {
+// Gives the entries of tokens that are not allowed no weight. A quad at a time, for the sake of
+// registers; its bits lie in two neighbouring bytes.
+inline __device__ void keep_allowed(const RowView& row, int64_t warp_tile, float (&out)[kPerLane]) {
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(row.allowed);
+  const auto first = static_cast<unsigned>(row.first + warp_tile * kWarpTile),
+             end = static_cast<unsigned>(row.first + row.vocab);
+#pragma unroll 1
+  for (int quad = 0; quad < kQuads; ++quad) {
+    const unsigned bit = first + first_of_quad(row.wide(), quad);
+    uint32_t bits = bit < end ? __ldg(bytes + bit / 8) : 0;
+    if (bit / 8 * 8 + 8 < end) bits |= __ldg(bytes + bit / 8 + 1) << 8;
+    bits >>= bit % 8;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) out[j] = bits >> j & 1 ? out[j] : entry_not_allowed(row.read);
+    rotate(out);
+  }
+}
+
+inline __device__ void unpack(const RowView& row, int64_t warp_tile, const Packed& in,
+                              float (&out)[kPerLane]) {
   with_dtype(row.dtype, [&](auto type) {
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) out[j] = element_of<decltype(type)::value>(in.word, j);
@@ -285,6 +253,7 @@ inline __device__ void unpack(const RowView& row, const Packed& in, float (&out)
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) out[j] = out[j] >= 0 ? out[j] : NAN;
   }
+  if (row.allowed != nullptr) keep_allowed(row, warp_tile, out);
 }
 
 struct TileValues {
@@ -307,7 +276,7 @@ inline SPECDEC_NOINLINE __device__ TileValues call_read_warp_tile(const void* da
   Packed packed;
   load_warp_tile(row, warp_tile, packed);
   TileValues out;
-  unpack(row, packed, out.values);
+  unpack(row, warp_tile, packed, out.values);
   return out;
 }
 

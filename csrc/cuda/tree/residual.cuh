@@ -210,7 +210,7 @@ class ResidualScan {
       const Packed loaded = next_loaded;
       if (next_warp_tile < end) load(next, next_warp_tile, next_loaded);
       if (current == kNone) {
-        unpack(t_.row, loaded, values);
+        unpack(t_.row, warp_tile, loaded, values);
         t_.scaled.normalise_all(values);
         valid = true;
       } else if (current >= 0) {

@@ -89,7 +89,8 @@ SPECDEC_HD inline Read target_read(const VerifyParams& p, const SequenceState& s
 }
 
 // Why target row i, which is not valid, holds no distribution.
-SPECDEC_HD inline int32_t target_fault(const VerifyParams& p, const SequenceState& s, int64_t i) {
+SPECDEC_HD SPECDEC_NOINLINE inline int32_t target_fault(const VerifyParams& p,
+                                                        const SequenceState& s, int64_t i) {
   const RowIndex at = target_row_index(p, s, i);
   const bool any = allows_any(p.target.allowed.row(at.sequence, at.row), p.vocab);
   return any ? kTargetInvalid : kNothingAllowed;

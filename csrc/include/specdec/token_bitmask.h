@@ -23,7 +23,7 @@ SPECDEC_HD inline bool is_allowed(const uint32_t* words, int64_t token) {
   return words == nullptr || (words[token / 32] >> (token % 32) & 1) != 0;
 }
 
-SPECDEC_HD inline bool allows_any(const uint32_t* words, int64_t vocab) {
+SPECDEC_HD SPECDEC_NOINLINE inline bool allows_any(const uint32_t* words, int64_t vocab) {
   if (words == nullptr) return true;
   bool any = false;
   SPECDEC_ROLLED

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec_hf.drafting.checks import IGNORED, OUTSIDE, describe
-from specdec_hf.loop.processors import reason_to_end
+from specdec_hf.loop.endings import reason_to_end
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.streaming import Step, step_kinds
 from specdec_kernels import Status, TreeVerdict, Verdict

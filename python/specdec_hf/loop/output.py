@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from transformers.utils.generic import ModelOutput
 
-from specdec_hf.loop.processors import process_ended
 from specdec_hf.loop.session import Session
 from specdec_hf.request.call import Call
 from specdec_hf.runner.protocol import CACHE_NAME, context_length, to_device
@@ -127,6 +126,8 @@ def _follow_ended(session: Session, behind: NDArray[np.int64]) -> None:
     if session.outputs is not None:
         counts = np.minimum(behind, size)
         rows = np.broadcast_to(np.arange(size), tokens.shape)
+        from specdec_hf.extras.processors import process_ended  # noqa: PLC0415  # rarely asked for
+
         processed = process_ended(session, logits, counts)
         session.outputs.record(logits, processed, session.runner.tap.pop(), rows, counts)
 

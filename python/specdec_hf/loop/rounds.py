@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from specdec_hf.loop.commit import DraftCounts, Taken, commit, cut, read_verdict
 from specdec_hf.loop.drafted import DraftedRound
 from specdec_hf.loop.output import SpecOutput, finish
-from specdec_hf.loop.processors import process_ended, process_logits
 from specdec_hf.loop.session import Session
 from specdec_hf.loop.statistics import Phases, RoundRecord
 from specdec_hf.loop.streaming import Step, Streamer, put_step, run_stream
@@ -77,6 +76,8 @@ def step(session: Session) -> list[Step]:
     errors, observed = dict[int, Exception](), dict[str, torch.Tensor]()
     if raw is not None:
         if any(session.processors):
+            from specdec_hf.extras.processors import process_logits  # noqa: PLC0415  # not in most
+
             logits, errors = process_logits(session, raw, drafted.layout)
         verdict = drafted.verify(logits)
         drafted.keep_path(verdict)
@@ -205,6 +206,8 @@ def _record_rows(
         return
     assert raw is not None
     if not session.runner.rolls_back:
+        from specdec_hf.extras.processors import process_ended  # noqa: PLC0415  # rarely asked for
+
         # Every sequence has a row of every round, also where it had ended.
         logits = process_ended(session, logits, 1 - new, before.padding_fed)
         new = np.ones_like(new)

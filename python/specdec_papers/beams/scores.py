@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from specdec_hf.loop.processors import check_answer, reason_to_end, run_processors
+from specdec_hf.extras.processors import check_answer, run_processors
+from specdec_hf.loop.endings import reason_to_end
 from specdec_hf.loop.session import Answer
 from specdec_hf.request.call import Call
 from specdec_hf.runner.protocol import to_device

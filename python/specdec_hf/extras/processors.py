@@ -1,4 +1,5 @@
-"""Hugging Face's logits processors and stopping criteria, asked about one sequence at a time.
+"""Hugging Face's logits processors, asked about one sequence at a time or, where
+`apply_penalties_` computes the same, about all rows of a round at once.
 
 A processor must be a function of its arguments: it is asked about drafts that the text does not
 take, and so in another order than by plain decoding. A user's processor is asked again in each
@@ -14,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import StoppingCriteriaList
 
 from specdec_hf.arguments import shown
+from specdec_hf.extras.penalties import penalise
+from specdec_hf.loop.endings import reason_to_end
 from specdec_hf.loop.session import Answer, Session
-from specdec_hf.request.call import Call
 from specdec_hf.rules import is_lossy
 from specdec_hf.runner.protocol import to_device
 from specdec_kernels import Tree
@@ -60,12 +61,16 @@ def process_logits(
     errors: dict[int, Exception] = {}
     greedy = _greedy(session)
     processed = logits.to(torch.float32, copy=True)
+    left = set(np.flatnonzero(session.history.active).tolist())
+    left -= penalise(session, processed, drafts)
+    if not left:
+        return processed, errors
     tokens, parents = drafts.tokens.tolist(), drafts.parents.tolist()
 
     def process(b: int, row: int, prefix: NDArray[np.int64]) -> None:
         processed[b, row] = run_processors(processors[b], to_device(prefix, device), logits[b, row])
 
-    for b in np.flatnonzero(session.history.active).tolist():
+    for b in sorted(left):
         prefixes = {-1: session.padded_ids(b)}
         with _isolated(session, errors, b, processed[b, 0]):
             process(b, 0, prefixes[-1])
@@ -190,47 +195,3 @@ def process_ended(
             prefix = to_device(padded, session.device)[None]
             processed[b, n] = processors[b](prefix, processed[b, n][None])[0]
     return processed
-
-
-def reason_to_end(call: Call, index: int, ids: NDArray[np.int64], device: torch.device) -> str:
-    """Why a sequence ends with the last of its tokens ``ids`` [T]; "" where it does not.
-
-    Without stopping criteria only the last token is looked at.
-    """
-    if int(ids[-1]) in call.stopping.eos:
-        return "eos"
-    if call.stopping.criteria and ends_text(
-        call.stopping.criteria, ids, device, index, len(call.mask)
-    ):
-        return "criteria"
-    return ""
-
-
-def ends_text(
-    criteria: StoppingCriteriaList,
-    ids: NDArray[np.int64],
-    device: torch.device,
-    b: int = 0,
-    batch_size: int = 1,
-) -> bool:
-    """Whether the criteria end a sequence with its last token.
-
-    Args:
-        criteria: they are called with ``input_ids`` [1, T] and ``scores`` None. The answer is one
-            bool, or one for each sequence of the batch, [B], as from criteria that know the limits
-            of each: then that of ``b`` counts.
-        ids: [T], the sequence with its padding.
-        device: of the model.
-        b: index of the sequence.
-        batch_size: number of sequences.
-
-    Raises:
-        ValueError: an answer of another size.
-    """
-    answer = criteria(to_device(ids, device)[None], None)
-    answers = torch.as_tensor(answer, device="cpu").flatten()
-    if len(answers) not in (1, batch_size):
-        raise ValueError(
-            f"stopping_criteria must answer with 1 or {batch_size} bools, got {len(answers)}"
-        )
-    return bool(answers[b if len(answers) == batch_size else 0])
