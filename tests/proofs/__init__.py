@@ -18,7 +18,7 @@ import torch
 
 from proofs import chain, forward, history, kv, row, tree, tree_layout
 from proofs.bounds import acceptance_bound
-from proofs.case import Case, noisy_draft, sliced, zipf_logits
+from proofs.case import Case, noisy_draft, packed_bits, sliced, zipf_logits
 from proofs.chain import chain_case
 from proofs.comparisons import (
     MAX_TIE_RATE,

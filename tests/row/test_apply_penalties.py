@@ -3,8 +3,7 @@
 import proofs
 import pytest
 import torch
-from proofs import assert_bits
-from proofs.case import packed_bits
+from proofs import assert_bits, packed_bits
 from support.providers import provider, run_case
 from transformers import (
     LogitsProcessorList,
