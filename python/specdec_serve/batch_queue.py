@@ -19,6 +19,7 @@ from specdec_hf.loop.streaming import Step
 from specdec_hf.request.entry import prepare_call
 from specdec_hf.request.sampling import make_sampling, sequence_seeds
 from specdec_hf.runner.protocol import context_length, vocab_size_of
+from transformers import LogitsProcessor, LogitsProcessorList
 
 # A batch that sequences join keeps counts of all of them, so after so many another one begins.
 MAX_SEQUENCES = 1024
@@ -52,7 +53,7 @@ class QueuedSequence:
         sampling: its ``seed``, ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
         num_top_logprobs: how many of the likeliest tokens `Step.top_logprobs` lists for each of
             its tokens; None lists nothing.
-        stop: as in `BatchQueue.submit`.
+        stop, processors, ignore_eos: as in `BatchQueue.submit`.
         cancelled: set it, and the sequence leaves its batch after the round that runs, or after the
             chunk of its prompt that is read; or, where it still waits, is never decoded.
         steps: those that are not read yet, and None or an error behind the last.
@@ -63,6 +64,8 @@ class QueuedSequence:
     sampling: dict[str, Any]
     num_top_logprobs: int | None = None
     stop: Stop | None = None
+    processors: Sequence[LogitsProcessor] = ()
+    ignore_eos: bool = False
     cancelled: bool = False
     steps: asyncio.Queue[Step | Exception | None] = field(default_factory=asyncio.Queue)
     _has_last: bool = field(default=False, init=False, repr=False)
@@ -182,6 +185,8 @@ class BatchQueue:
         min_p: float = 0.0,
         num_top_logprobs: int | None = None,
         stop: Stop | None = None,
+        processors: Sequence[LogitsProcessor] = (),
+        ignore_eos: bool = False,
     ) -> QueuedSequence:
         """Let a sequence wait for its batch.
 
@@ -194,6 +199,8 @@ class BatchQueue:
             stop: tells for new tokens [n] of the sequence whether it ends with the last of them, as
                 `detokenizer.StopCriterion` does. It is called in the thread of the model, also for
                 tokens that are not those of the text in the end, and must depend on nothing else.
+            processors: logits processors of this sequence alone, functions of their arguments.
+            ignore_eos: whether the sequence goes on behind an end-of-sequence token.
 
         Raises:
             ValueError: an argument is out of range.
@@ -224,7 +231,9 @@ class BatchQueue:
         make_sampling(listed, True, 1, torch.device("cpu"))
         sequence_seeds([seed], 1)
         given = {"seed": seed, **sampling}
-        sequence = QueuedSequence(prompt, max_new_tokens, given, num_top_logprobs, stop)
+        sequence = QueuedSequence(
+            prompt, max_new_tokens, given, num_top_logprobs, stop, processors, ignore_eos
+        )
         self._waiting.append(sequence)
         self._submitted.set()
         return sequence
@@ -341,6 +350,8 @@ def _arguments(sequence: QueuedSequence, device: torch.device) -> dict[str, Any]
         "num_top_logprobs": [sequence.num_top_logprobs],
         "cancelled": lambda: sequence.cancelled,
         "stopping_criteria": [] if stop is None else [ended],
+        "logits_processor": LogitsProcessorList(sequence.processors),
+        **({"eos_token_id": -1} if sequence.ignore_eos else {}),
         **COMMON,
         **sequence.sampling,
     }

@@ -19,6 +19,7 @@ MAX_STOPS = 4
 MAX_CHOICES = 128
 MAX_MESSAGES = 2048
 MAX_METADATA = 16
+MAX_BIASES = 300
 
 
 def _only(*neutral: Any) -> PlainValidator:
@@ -92,6 +93,68 @@ def _content(value: Any) -> Any:
     return "".join(texts)
 
 
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Repetition = Annotated[float, Field(gt=0, le=2)]
+FORMATS = ("text", "json_object", "json_schema", "regex")
+# What a text must follow, and what describes that: a schema or an expression.
+Constraint = tuple[str, Any]
+FREE: Constraint = ("text", None)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    """Of OpenAI's logit_bias, whose token ids are strings."""
+    rule = f"must map at most {MAX_BIASES} token ids to numbers from -100 to 100"
+    if not isinstance(value, dict) or len(value) > MAX_BIASES:
+        raise ValueError(rule)
+    biases: dict[int, float] = {}
+    for token, bias in value.items():
+        number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not str(token).isdecimal() or not number or not -100 <= bias <= 100:
+            raise ValueError(rule)
+        biases[int(token)] = float(bias)
+    return biases
+
+
+def _response_format(value: Any) -> Constraint:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in FORMATS:
+        raise ValueError(f"must be an object with a type, one of {', '.join(FORMATS)}")
+    members = {"json_schema": "json_schema", "regex": "pattern"}
+    given = {name for name, one in value.items() if name != "type" and one is not None}
+    if given != ({members[kind]} if kind in members else set()):
+        has = f"must have {members[kind]} alone" if kind in members else "must have nothing else"
+        raise ValueError(f"{has} beside the type {kind}")
+    if kind == "regex":
+        return kind, _pattern(value["pattern"])
+    return kind, _schema(value["json_schema"]) if kind == "json_schema" else None
+
+
+def _schema(value: Any) -> Any:
+    described = {"name", "description", "schema", "strict"}
+    if not isinstance(value, dict) or not {*value} <= described:
+        raise ValueError(f"json_schema must be an object of {', '.join(sorted(described))}")
+    if not isinstance(value.get("schema"), dict):
+        raise ValueError("json_schema must have a schema, which is an object")
+    return value["schema"]
+
+
+def _pattern(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must have a regular expression of at least one character")
+    return value
+
+
+def _grammar(value: Any) -> Constraint:
+    """Of text-generation-inference."""
+    if not isinstance(value, dict) or {*value} != {"type", "value"}:
+        raise ValueError("must be an object of type and value")
+    if value["type"] == "regex":
+        return "regex", _pattern(value["value"])
+    if value["type"] != "json" or not isinstance(value["value"], dict):
+        raise ValueError("must have type regex, or json with a schema as value")
+    return "json_schema", value["value"]
+
+
 class Body(BaseModel, extra="forbid", strict=True):
     @model_validator(mode="before")
     @classmethod
@@ -104,7 +167,29 @@ class Body(BaseModel, extra="forbid", strict=True):
         return {name: values[name] for name in (*cls.model_fields, other) if name in values}
 
 
-class SamplingFields(Body):
+class PenaltyFields(Body):
+    """What changes the logits of single tokens."""
+
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Repetition = 1.0
+    logit_bias: Annotated[dict[int, float], PlainValidator(_biases)] = {}
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    ignore_eos: bool = False
+
+    @property
+    def constraint(self) -> Constraint:
+        """What the text must follow."""
+        return FREE
+
+    @model_validator(mode="after")
+    def _a_grammar_ends_its_texts(self) -> "PenaltyFields":
+        if self.ignore_eos and self.constraint != FREE:
+            raise _disagreement("ignore_eos", "with a format or grammar", True)
+        return self
+
+
+class SamplingFields(PenaltyFields):
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # 0 is greedy
     top_k: Annotated[int, Field(ge=0)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -113,7 +198,10 @@ class SamplingFields(Body):
 
     def sampling(self) -> dict[str, Any]:
         """The arguments of `BatchQueue.submit`."""
-        return {name: getattr(self, name) for name in SamplingFields.model_fields}
+        return {name: getattr(self, name) for name in SAMPLING}
+
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
 class GenerateParameters(SamplingFields):
@@ -123,15 +211,18 @@ class GenerateParameters(SamplingFields):
     max_new_tokens: Annotated[int | None, Field(ge=1)] = None
     details: bool = False
     return_full_text: bool = False
+    grammar: Annotated[Constraint, PlainValidator(_grammar)] = FREE
     # What follows is not served.
     best_of: One = 1
     decoder_input_details: Off = False
-    frequency_penalty: Zero = 0
-    repetition_penalty: One = 1
     stop: Empty = []
     top_n_tokens: Zero = 0
     typical_p: One = 1
     watermark: Off = False
+
+    @property
+    def constraint(self) -> Constraint:
+        return self.grammar
 
     @property
     def samples(self) -> bool:
@@ -170,13 +261,13 @@ class OpenAIRequest(SamplingFields):
     # What follows changes no text; clients send it by default.
     user: str = ""
     metadata: Annotated[dict[str, str], _at_most(MAX_METADATA, dict, "pairs")] = {}
-    presence_penalty: Zero = 0
-    frequency_penalty: Zero = 0
-    repetition_penalty: One = 1
-    ignore_eos: Off = False
-    logit_bias: Annotated[Any, _only({})] = {}
+    response_format: Annotated[Constraint, PlainValidator(_response_format)] = FREE
     store: Off = False
     service_tier: Annotated[Any, _only("auto", "default")] = "auto"
+
+    @property
+    def constraint(self) -> Constraint:
+        return self.response_format
 
     @model_validator(mode="after")
     def _options_belong_to_a_stream(self) -> "OpenAIRequest":
@@ -226,7 +317,6 @@ class ChatRequest(OpenAIRequest):
     tools: Empty = []
     tool_choice: Annotated[Any, _only("none", "auto")] = "none"
     parallel_tool_calls: bool = True
-    response_format: Annotated[Any, _only({"type": "text"})] = {"type": "text"}
     modalities: Annotated[Any, _only(["text"])] = ["text"]
 
     @model_validator(mode="after")

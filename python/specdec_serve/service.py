@@ -17,9 +17,10 @@ from specdec_hf.request.sampling import sequence_seeds
 from specdec_hf.runner.protocol import context_length
 
 from specdec_serve.batch_queue import BatchQueue, QueuedSequence
+from specdec_serve.constraints import Constraints
 from specdec_serve.encoder import Encoder, Prompt
 from specdec_serve.faults import Fault
-from specdec_serve.fields import SamplingFields
+from specdec_serve.fields import GenerateParameters, SamplingFields
 from specdec_serve.growing_text import GrowingText, Piece
 
 
@@ -52,6 +53,7 @@ class Service:
         self.queue, self.tokenizer, self.limits = queue, tokenizer, limits
         context = None if queue.model is None else context_length(queue.model)
         self.encoder = Encoder(tokenizer, context)
+        self.constraints = Constraints(queue.model, tokenizer)
         self.places = 0
         self.open: dict[int, QueuedSequence] = {}
         self._ends = False
@@ -103,7 +105,9 @@ class Service:
             encoded = None if encoding.cancelled() else encoding.result()
             if encoded is None or watch.done():
                 raise Fault(400, "the client has left")  # which nobody reads
-            settings = asked.sampling()
+            field = "grammar" if isinstance(asked, GenerateParameters) else "response_format"
+            grammar = await self.constraints.grammar(field, asked.constraint)
+            settings = asked.sampling() | {"ignore_eos": asked.ignore_eos}
             seed = settings.pop("seed")
             seed = random.getrandbits(63) if seed is None else seed
             repeated = [ids for ids in encoded for _ in range(copies)]
@@ -111,6 +115,7 @@ class Service:
                 new = self._num_new_tokens(fields[1], *length, len(ids))
                 settings |= {"max_new_tokens": new, "seed": own}
                 settings["stop"] = StopCriterion(self.tokenizer, ids, stop) if stop else None
+                settings["processors"] = self.constraints.processors(asked, len(ids), grammar)
                 sequences.append(self._submit(ids, settings, num_top_logprobs, fields))
             yield sequences
 

@@ -47,8 +47,8 @@ def test_the_text_is_that_of_the_processors_asked_one_by_one(
     rows = []
     whole = penalties.penalise
 
-    def watched(session, logits, drafts):
-        found = whole(session, logits, drafts)
+    def watched(session, logits, drafts, listed):
+        found = whole(session, logits, drafts, listed)
         rows.append(len(found))
         return found
 

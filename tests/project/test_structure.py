@@ -243,9 +243,9 @@ def test_a_rule_is_in_few_files():
 
 
 # Budgets of the tests. They go down: who needs more takes something else away. The lines rose
-# twice, by the proofs, faults and random calls of grow_tree_, and of masks and penalties.
+# by the proofs, faults and random calls of grow_tree_, of masks and penalties, and of grammars.
 
-TEST_LINES = 54_317  # of all files below tests/
+TEST_LINES = 54_557  # of all files below tests/
 SUPPORT_LINES = 2_225
 HELPERS = 2  # modules of ours that a reader of one test file has to know
 FILES_WITH_MORE_HELPERS = 29
@@ -330,7 +330,7 @@ def test_a_suite_over_each_budget_is_found():
 
 
 # Files and lines of the loop that it loads alone and with its default drafter; they only go down.
-CLOSURES = {"specdec_hf.api": (58, 10_386), "specdec_hf.api, specdec_hf.heads.auto": (71, 12_891)}
+CLOSURES = {"specdec_hf.api": (58, 10_384), "specdec_hf.api, specdec_hf.heads.auto": (71, 12_889)}
 LIMITS = {"fields of a class": 14, "own imports of a module": 14, "lines of a function": 60}
 # What may exceed them: arguments and results of the public functions, with their types and texts.
 ABOVE = {"CommonOptions", "DrafterEntry", "SpecStats", "api", "generate"}

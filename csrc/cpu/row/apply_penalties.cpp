@@ -1,5 +1,6 @@
-#include "cpu/each_sequence.h"
 #include "specdec/apply_penalties.h"
+
+#include "cpu/each_sequence.h"
 
 namespace specdec::cpu {
 namespace {

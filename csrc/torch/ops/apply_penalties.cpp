@@ -1,5 +1,6 @@
-#include "arguments/checks.h"
 #include "specdec/apply_penalties.h"
+
+#include "arguments/checks.h"
 #include "torch/arguments/memory.h"
 #include "torch/launch.h"
 #include "torch/register.h"

@@ -103,24 +103,31 @@ def _with(made: Penalties, one: Any) -> Penalties | None:
     return None
 
 
-def penalise(session: Session, rows: torch.Tensor, drafts: Tree) -> set[int]:
+def penalise(
+    session: Session, rows: torch.Tensor, drafts: Tree, processors: dict[int, tuple[Any, ...]]
+) -> set[int]:
     """Change the rows [B, N+1, V] of the sequences whose processors the op computes.
 
+    Args:
+        session: has the texts.
+        rows: changed in place.
+        drafts: tokens and parents [B, N].
+        processors: by the index of the sequence.
+
     Returns:
-        These sequences; the rows of others keep their bits.
+        These sequences, and those without processors; the rows of others keep their bits.
     """
-    if providers()["apply_penalties_"].get(rows.device.type, "none") == "none":
-        return set()
+    served = providers()["apply_penalties_"].get(rows.device.type, "none") != "none"
     found: dict[int, Penalties] = {}
     ends: tuple[int, ...] = ()
-    for b in np.flatnonzero(session.history.active).tolist():
-        one = penalties_of(tuple(session.processors[b]))
+    for b, listed in processors.items():
+        one = penalties_of(listed) if served and listed else None
         if one is None or (one.ends and ends and one.ends != ends):
             continue
         found[b], ends = one, ends or one.ends
     if found:
         _apply(rows, drafts, found, {b: session.padded_ids(b) for b in found}, ends)
-    return set(found)
+    return {b for b, listed in processors.items() if b in found or not listed}
 
 
 def _apply(

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specdec_hf.arguments import shown
+from specdec_hf.extras.grammar import GrammarProcessor, allowed, bits_of_drafts
 from specdec_hf.extras.penalties import penalise
 from specdec_hf.loop.endings import reason_to_end
 from specdec_hf.loop.session import Answer, Session
-from specdec_hf.rules import is_lossy
+from specdec_hf.rules import CUSTOM_RULE, is_lossy
 from specdec_hf.runner.protocol import to_device
 from specdec_kernels import Tree
 
@@ -34,9 +35,23 @@ STATEFUL_CLASSES = (
 )
 
 
-def process_logits(
-    session: Session, logits: torch.Tensor, drafts: Tree
-) -> tuple[torch.Tensor, dict[int, Exception]]:
+class Processed(NamedTuple):
+    """What processors make of the rows of a round.
+
+    Attributes:
+        logits: [B, N+1, V]. They are float32 where some processor has changed them.
+        errors: by the index of the sequence, where the session isolates faults: what its processors
+            raised. Its rows are not finite, or allow nothing.
+        allowed: token_bitmask [B, N+1, ceil(V/32)] int32 for the verifier, where grammars have not
+            been applied to the logits.
+    """
+
+    logits: torch.Tensor
+    errors: dict[int, Exception]
+    allowed: dict[str, torch.Tensor]
+
+
+def process_logits(session: Session, logits: torch.Tensor, drafts: Tree) -> Processed:
     """Logits after the processors, each row with the path to it as prefix.
 
     Rows behind a draft that cannot be accepted, because it is absent, a processor forbids it or a
@@ -49,28 +64,87 @@ def process_logits(
         logits: [B, N+1, V], the row of the pending token, then those of the drafts.
         drafts: tokens and parents [B, N].
 
-    Returns:
-        [B, N+1, V] float32; and, where the session isolates faults, the error of each sequence
-        whose processors raised. Rows that they raised for are not finite.
-
     Raises:
         ValueError: a processor that is no function of its arguments, by name.
     """
-    processors: list[Any] = session.processors
-    device = session.device
+    active = np.flatnonzero(session.history.active).tolist()
+    grammars, others = _split(session, active)
+    # Who reads the rows that a text was taken from must find the mask in them.
+    read = session.outputs is not None or session.rule == CUSTOM_RULE or session.options.ablate
+    changed = bool(read) or any(others.values())
+    processed = logits.to(torch.float32, copy=True) if changed else logits
     errors: dict[int, Exception] = {}
-    greedy = _greedy(session)
-    processed = logits.to(torch.float32, copy=True)
-    left = set(np.flatnonzero(session.history.active).tolist())
-    left -= penalise(session, processed, drafts)
+    done = penalise(session, processed, drafts, others)
+    _process_one_by_one(session, logits, processed, drafts, sorted({*active} - done), errors)
+    grammars = {b: one for b, one in grammars.items() if b in done}
+    if not grammars:
+        return Processed(processed, errors, {})
+    bitmask = _bits(session, grammars, drafts, errors, processed.shape[-1])
+    if read:
+        for b, rows in enumerate(bitmask):
+            for words, row in zip(rows, processed[b], strict=True):
+                row[~allowed(words, len(row)).to(row.device)] = -torch.inf
+        return Processed(processed, errors, {})
+    allowed_bits = {"token_bitmask": torch.from_numpy(bitmask).to(session.device)}
+    return Processed(processed, errors, allowed_bits)
+
+
+def _split(
+    session: Session, active: list[int]
+) -> tuple[dict[int, GrammarProcessor], dict[int, tuple[Any, ...]]]:
+    """By the index of the sequence: a grammar where that is its last processor, and the others."""
+    grammars, others = {}, {}
+    for b in active:
+        listed = session.processors[b]
+        last = listed[-1] if listed else None
+        if type(last) is GrammarProcessor:
+            grammars[b] = last
+        others[b] = tuple(listed[:-1] if b in grammars else listed)
+    return grammars, others
+
+
+def _bits(
+    session: Session,
+    grammars: dict[int, GrammarProcessor],
+    drafts: Tree,
+    errors: dict[int, Exception],
+    vocab: int,
+) -> NDArray[np.int32]:
+    """[B, N+1, ceil(V/32)]: the masks of the sequences that have a grammar, all bits of others."""
+    tokens, parents = drafts.tokens.tolist(), drafts.parents.tolist()
+    bits = np.full((len(tokens), len(tokens[0]) + 1, -(-vocab // 32)), -1, np.int32)
+    for b, one in grammars.items():
+        text = session.padded_ids(b)[one.prompt :].tolist()
+        eos = session.sequences.calls[b][0].stopping.eos
+        try:
+            bits_of_drafts(one, text, tokens[b], parents[b], eos, bits[b])
+        except Exception as error:  # whatever the grammar raises
+            if not session.isolates:
+                raise
+            errors.setdefault(b, error)
+            bits[b] = 0
+    return bits
+
+
+def _process_one_by_one(
+    session: Session,
+    logits: torch.Tensor,
+    processed: torch.Tensor,
+    drafts: Tree,
+    left: list[int],
+    errors: dict[int, Exception],
+) -> None:
+    """Ask the processors of some sequences about their text and each draft that may follow it."""
     if not left:
-        return processed, errors
+        return
+    processors: list[Any] = session.processors
+    device, greedy = session.device, _greedy(session)
     tokens, parents = drafts.tokens.tolist(), drafts.parents.tolist()
 
     def process(b: int, row: int, prefix: NDArray[np.int64]) -> None:
         processed[b, row] = run_processors(processors[b], to_device(prefix, device), logits[b, row])
 
-    for b in sorted(left):
+    for b in left:
         prefixes = {-1: session.padded_ids(b)}
         with _isolated(session, errors, b, processed[b, 0]):
             process(b, 0, prefixes[-1])
@@ -89,7 +163,6 @@ def process_logits(
             answer = Answer(root, logits[b, 0], processed[b, 0])
             with _isolated(session, errors, b, processed[b]):
                 check_answer(processors[b], session.answers, session.sequences.numbers[b], answer)
-    return processed, errors
 
 
 @contextmanager

@@ -260,13 +260,12 @@ def _note_draft_faults(session: Session, status: Status) -> None:
 
 def _fault(session: Session, b: int, count: int, status: Status) -> Exception:
     """Why a sequence has no next token behind ``count`` new ones."""
-    number, position = session.sequences.numbers[b], int(session.history.lengths[b]) + count
+    position = int(session.history.lengths[b]) + count
+    where = f"sequence {session.sequences.numbers[b]} at position {position}"
     if Status.BAD_PARAMETER in status:
-        return RuntimeError(
-            f"sampling parameters of sequence {number} are out of range at position {position}"
-        )
+        return RuntimeError(f"sampling parameters of {where} are out of range")
+    if Status.NOTHING_ALLOWED in status:
+        return RuntimeError(f"no token is allowed for {where}")
     if Status.TARGET_INVALID in status:
-        return RuntimeError(f"logits of sequence {number} at position {position} are not finite")
-    return RuntimeError(
-        f"sequence {number} emitted no token at position {position} (status {int(status)})"
-    )
+        return RuntimeError(f"logits of {where} are not finite")
+    return RuntimeError(f"no token was emitted for {where} (status {int(status)})")

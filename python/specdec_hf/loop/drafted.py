@@ -120,12 +120,14 @@ class DraftedRound:
         above = torch.arange(-1, self.tokens.shape[1] - 1, device=self.tokens.device)
         return Tree(self.tokens, above.expand_as(self.tokens))
 
-    def verify(self, logits: torch.Tensor) -> Verdict | TreeVerdict:
-        """The op's verdict."""
-        verify = self._verify_tree if self.session.drafts_trees else self._verify_chain
-        return verify(logits)
+    def verify(self, logits: torch.Tensor, **allowed: torch.Tensor) -> Verdict | TreeVerdict:
+        """The op's verdict; ``allowed`` may have a token_bitmask [B, N+1, ceil(V/32)]."""
+        session = self.session
+        given = {**session.sampling.to_dict(), **allowed, "seeds": session.sequences.seeds}
+        given["positions"] = to_device(self.lengths, session.device)
+        return (self._verify_tree if session.drafts_trees else self._verify_chain)(logits, **given)
 
-    def _verify_chain(self, logits: torch.Tensor) -> Verdict:
+    def _verify_chain(self, logits: torch.Tensor, **given: torch.Tensor) -> Verdict:
         session = self.session
         verify: Callable[..., Verdict] = verify_chain
         if session.options.ablate == "residual":
@@ -139,14 +141,12 @@ class DraftedRound:
             self.tokens,
             self.distribution,
             rule=cast(Rule, session.rule),
-            **session.sampling.to_dict(),
             **session.plan.rule_parameters,
-            seeds=session.sequences.seeds,
-            positions=to_device(self.lengths, session.device),
+            **given,
             with_accept_probs=session.options.trace is not None,
         )
 
-    def _verify_tree(self, logits: torch.Tensor) -> TreeVerdict:
+    def _verify_tree(self, logits: torch.Tensor, **given: torch.Tensor) -> TreeVerdict:
         session, draft = self.session, self.draft
         # Rules that draw from a distribution all draw from the target's where there is no tree.
         plain = draft is None and session.rule not in ("greedy", "match")
@@ -158,10 +158,8 @@ class DraftedRound:
             self.distribution,
             rule=cast(TreeRule, "target_only" if plain else session.rule),
             draft_rows=None if draft is None else draft.draft_rows,
-            **session.sampling.to_dict(),
             **({} if plain else session.plan.rule_parameters),
-            seeds=session.sequences.seeds,
-            positions=to_device(self.lengths, session.device),
+            **given,
             max_depth=0 if draft is None else draft.depth,
             with_accept_probs=True,
         )

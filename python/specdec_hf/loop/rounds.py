@@ -73,13 +73,14 @@ def step(session: Session) -> list[Step]:
     phases.begin("verification")
     asked: Any = None
     logits: Any = raw  # None where the graph of the forward has verified
-    errors, observed = dict[int, Exception](), dict[str, torch.Tensor]()
+    errors = dict[int, Exception]()
+    observed, allowed = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     if raw is not None:
         if any(session.processors):
             from specdec_hf.extras.processors import process_logits  # noqa: PLC0415  # not in most
 
-            logits, errors = process_logits(session, raw, drafted.layout)
-        verdict = drafted.verify(logits)
+            logits, errors, allowed = process_logits(session, raw, drafted.layout)
+        verdict = drafted.verify(logits, **allowed)
         drafted.keep_path(verdict)
         asked = _asked(session)
         observed = {} if asked is None else asked.observed(session, drafted, logits)

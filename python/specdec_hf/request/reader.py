@@ -213,9 +213,9 @@ def _processor_of(processor: Any, b: int, batch_size: int) -> Any:
     ):
         ignored = processor.prompt_ignore_length
         b = b * len(ignored) // batch_size  # there may be several rows, one for each beam
-        return RepetitionPenaltyLogitsProcessor(
-            processor.penalty, prompt_ignore_length=ignored[b : b + 1]
-        )
+        return RepetitionPenaltyLogitsProcessor(processor.penalty, ignored[b : b + 1])
+    if hasattr(processor, "of_one_sequence"):
+        return processor.of_one_sequence()
     alone = copy.copy(processor)
     if type(processor) is EncoderRepetitionPenaltyLogitsProcessor:
         b = b * len(processor.encoder_input_ids) // batch_size
