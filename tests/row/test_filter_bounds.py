@@ -32,6 +32,16 @@ def test_any_number_of_tokens_that_tie_at_the_threshold_survive(name, n, filter_
     assert math.isclose(float(out[2]), math.log(n), rel_tol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "n"), SIZES)
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_a_top_k_above_the_number_of_finite_entries_keeps_them(name, n, top_p):
+    logits = torch.full((1, 3 * n), -torch.inf)
+    logits[0, ::3] = torch.arange(n).float()
+    out = sample(provider("sample", name), logits, temperature=HOT, top_k=2 * n, top_p=top_p)
+    assert float(out[3]) == (-torch.inf if top_p == 1 else n - n // 2)
+    assert math.isclose(float(out[2]), math.log(n * top_p), rel_tol=1e-6)
+
+
 def rounded_down(n):
     """(T, min-p, bound): in a row whose maximum is 0, the bound T log(min-p) rounds down."""
     rng = np.random.default_rng(3)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "specdec/filter.h"
 #include "specdec/ordered_key.h"
@@ -191,7 +192,9 @@ void filter(const RowView& row, const SequenceParams& params, double total, RowS
   if (scratch.survivors == nullptr) scratch.survivors.reset(new Survivors);
   Survivors& s = *scratch.survivors;
   const float floor = floor_of(row, params, total, stats, scratch);
-  stats.listed = list_survivors(row, floor, scratch, s);
+  // Where fewer than top_k entries are finite, as under a grammar, they alone are listed.
+  const float listed = std::max(floor, std::numeric_limits<float>::lowest());
+  stats.listed = list_survivors(row, listed, scratch, s);
   stats.threshold = stats.listed ? threshold_of_list(params, row.vocab(), floor, total, stats, s)
                                  : threshold_by_radix(row, params, floor, total, stats, scratch);
   stats.threshold =
