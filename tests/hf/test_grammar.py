@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
-from specdec_hf.extras.grammar import Grammar, GrammarProcessor, GrammarTokenizer
+from specdec_hf.extras.grammar import Grammar, GrammarProcessor, GrammarTokenizer, allowed
 from specdec_hf.extras.penalties import PresenceFrequencyPenalty
 from support import text_server
 from support.text_server import DRAFTER, TOKENIZER, serving
@@ -91,6 +91,14 @@ def test_drafts_that_the_grammar_forbids_are_rejected_and_others_accepted(reader
     )  # fmt: skip
     assert texts(out.sequences, inputs["input_ids"].shape[1]) == ["abcabcabc"]
     assert 0 < out.stats.accepted < out.stats.drafted
+
+
+@pytest.mark.parametrize("vocab", [258, 288])  # within a word of the mask, and at its end
+def test_a_mask_has_a_bit_for_each_token(vocab):
+    grammar = Grammar.regex(GrammarTokenizer(TOKENIZER, vocab, [END]), "a+")
+    words = GrammarProcessor(grammar, 0).words([TOKENIZER("a")["input_ids"][0]])
+    assert len(words) == 9
+    assert allowed(words, vocab)[[TOKENIZER("b")["input_ids"][0], END]].tolist() == [False, True]
 
 
 def test_a_processor_reads_texts_in_any_order(reader):

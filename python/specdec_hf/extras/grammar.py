@@ -166,6 +166,7 @@ class GrammarProcessor(LogitsProcessor):
             must = "end with" if self._matcher.is_stopped() else "follow"
             raise RuntimeError(f"the text must {must} its grammar, got tokens {text}")
         words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        words = words[: -(-self.grammar.tokenizer.vocab_size // 32)]  # theirs may have one more
         if self._matcher.is_error():
             reason = self._matcher.get_error().splitlines()[0]
             raise RuntimeError(f"the grammar cannot be followed further: {reason}")
