@@ -56,9 +56,10 @@ class Constraints:
                     self._grammars = await asyncio.to_thread(
                         GrammarTokenizer, self.tokenizer, vocab, self.ends
                     )
-            return await asyncio.to_thread(_compiled, self._grammars, constraint)
-        except (ImportError, TypeError) as error:
+        except (ImportError, TypeError, ValueError) as error:  # of the server, not of the request
             raise Fault(400, f"{field} is not served: {error}", param=field) from error
+        try:
+            return await asyncio.to_thread(_compiled, self._grammars, constraint)
         except ValueError as error:
             raise Fault(
                 400, f"{field} must be followed by some text: {error}", param=field
@@ -97,4 +98,6 @@ def _compiled(tokenizer: GrammarTokenizer, constraint: Constraint) -> Grammar:
     kind, source = constraint
     if kind == "regex":
         return Grammar.regex(tokenizer, source)
-    return Grammar.json_schema(tokenizer, source or {"type": "object"})
+    if kind == "json_object":
+        return Grammar.json_object(tokenizer)
+    return Grammar.json_schema(tokenizer, source)

@@ -2,6 +2,7 @@
 
 # Pydantic reads the annotations of these classes when it makes them.
 import json
+import re
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import (
@@ -94,7 +95,7 @@ def _content(value: Any) -> Any:
 
 
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-Repetition = Annotated[float, Field(gt=0, le=2)]
+Repetition = Annotated[float, Field(ge=0.01, le=2)]
 FORMATS = ("text", "json_object", "json_schema", "regex")
 # What a text must follow, and what describes that: a schema or an expression.
 Constraint = tuple[str, Any]
@@ -109,7 +110,8 @@ def _biases(value: Any) -> dict[int, float]:
     biases: dict[int, float] = {}
     for token, bias in value.items():
         number = isinstance(bias, int | float) and not isinstance(bias, bool)
-        if not str(token).isdecimal() or not number or not -100 <= bias <= 100:
+        is_id = re.fullmatch(r"0|[1-9][0-9]{0,9}", str(token))
+        if not is_id or not number or not -100 <= bias <= 100:
             raise ValueError(rule)
         biases[int(token)] = float(bias)
     return biases
@@ -174,7 +176,7 @@ class PenaltyFields(Body):
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Repetition = 1.0
     logit_bias: Annotated[dict[int, float], PlainValidator(_biases)] = {}
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
     ignore_eos: bool = False
 
     @property
@@ -184,8 +186,9 @@ class PenaltyFields(Body):
 
     @model_validator(mode="after")
     def _a_grammar_ends_its_texts(self) -> "PenaltyFields":
-        if self.ignore_eos and self.constraint != FREE:
-            raise _disagreement("ignore_eos", "with a format or grammar", True)
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self, name) and self.constraint != FREE:
+                raise _disagreement(name, "with a format or grammar", getattr(self, name))
         return self
 
 

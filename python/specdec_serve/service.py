@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import Request
 from specdec_hf.detokenizer import StopCriterion
+from specdec_hf.extras.grammar import GrammarLimitError
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.sampling import sequence_seeds
 from specdec_hf.runner.protocol import context_length
@@ -107,12 +108,17 @@ class Service:
                 raise Fault(400, "the client has left")  # which nobody reads
             field = "grammar" if isinstance(asked, GenerateParameters) else "response_format"
             grammar = await self.constraints.grammar(field, asked.constraint)
+            if watch.done():
+                raise Fault(400, "the client has left")
             settings = asked.sampling() | {"ignore_eos": asked.ignore_eos}
             seed = settings.pop("seed")
             seed = random.getrandbits(63) if seed is None else seed
             repeated = [ids for ids in encoded for _ in range(copies)]
             for ids, own in zip(repeated, sequence_seeds(seed, len(repeated)), strict=True):
                 new = self._num_new_tokens(fields[1], *length, len(ids))
+                if asked.min_tokens > new:
+                    line = f"min_tokens must be at most the {new} new tokens of the answer"
+                    raise Fault(400, f"{line}, got {asked.min_tokens}", param="min_tokens")
                 settings |= {"max_new_tokens": new, "seed": own}
                 settings["stop"] = StopCriterion(self.tokenizer, ids, stop) if stop else None
                 settings["processors"] = self.constraints.processors(asked, len(ids), grammar)
@@ -184,6 +190,8 @@ class Service:
                     piece = texts[index].add(step)
                     request.state.num_tokens += len(piece.step.tokens)
                     yield index, piece
+        except GrammarLimitError as error:
+            raise Fault(400, f"the answer could not be decoded: {error}") from error
         except Exception as error:  # whatever a batch raises
             line = f"the text could not be decoded: {type(error).__name__}: {error}"
             raise Fault(500, line) from error

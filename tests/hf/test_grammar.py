@@ -5,10 +5,18 @@ import json
 import re
 import sys
 
+import numpy as np
 import pytest
 import torch
 from specdec_hf import SpeculativeDecoder, generate
-from specdec_hf.extras.grammar import Grammar, GrammarProcessor, GrammarTokenizer, allowed
+from specdec_hf.extras.grammar import (
+    Grammar,
+    GrammarLimitError,
+    GrammarProcessor,
+    GrammarTokenizer,
+    allowed,
+    bits_of_drafts,
+)
 from specdec_hf.extras.penalties import PresenceFrequencyPenalty
 from support import text_server
 from support.text_server import DRAFTER, TOKENIZER, serving
@@ -91,6 +99,35 @@ def test_drafts_that_the_grammar_forbids_are_rejected_and_others_accepted(reader
     )  # fmt: skip
     assert texts(out.sequences, inputs["input_ids"].shape[1]) == ["abcabcabc"]
     assert 0 < out.stats.accepted < out.stats.drafted
+
+
+def test_a_limit_of_llguidance_ends_the_text_that_reaches_it_with_the_reason(reader):
+    many = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50)}}
+    grammar = Grammar.json_schema(reader, {"anyOf": [{**many, "title": str(i)} for i in range(50)]})
+    follows = GrammarProcessor(grammar, 0)
+    brace = TOKENIZER("{")["input_ids"][0]
+    for _ in range(2):  # the error is not kept
+        assert follows.words([]).any()
+        with pytest.raises(GrammarLimitError, match="cannot be followed further: Parser Error: Cu"):
+            follows.words([brace])
+    out = np.full((2, len(follows.words([]))), -1, np.int32)
+    bits_of_drafts(follows, [], [brace], [-1], [END], out)
+    assert [row.any() for row in out] == [True, False]
+
+
+def test_batches_go_on_where_one_text_has_ended(reader):
+    inputs = encoded(PROMPTS)
+    width = inputs["input_ids"].shape[1]
+    options = {
+        **inputs, "do_sample": False, "max_new_tokens": 40, "pad_token_id": END,
+        "output_scores": True, "return_dict_in_generate": True,
+    }  # fmt: skip
+    grammar = Grammar.regex(reader, "(c|dddddd)")
+    want = MODEL.generate(**options, logits_processor=[GrammarProcessor(grammar, width)])
+    got = generate(
+        MODEL, **options, drafter=DRAFTER, logits_processor=[GrammarProcessor(grammar, width)]
+    )
+    assert torch.equal(got.sequences, want.sequences)
 
 
 @pytest.mark.parametrize("vocab", [258, 288])  # within a word of the mask, and at its end
@@ -205,6 +242,19 @@ def test_a_format_that_is_none_is_refused_and_the_server_goes_on(client, given, 
     assert (answer.status_code, error["param"]) == (400, "response_format")
     assert words in error["message"]
     assert content(client.post(CHAT, json=ASKED))
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(("field", "value", "more"), [
+    ("min_tokens", 2**63, {}), ("min_tokens", 99, {}), ("min_tokens", 2, {"response_format": JSON}),
+    ("repetition_penalty", 1e-50, {}), ("logit_bias", {"05": 1}, {}),
+    ("response_format", {"type": "regex", "pattern": "(?=a)b"}, {}),
+], ids=str)  # fmt: skip
+def test_what_no_text_can_have_is_refused_by_name(client, field, value, more):
+    given = {"prompt": "a", "max_tokens": 4, field: value, **more}
+    answer = client.post(COMPLETE, json=given)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert "must" in answer.json()["error"]["message"]
 
 
 @pytest.mark.server

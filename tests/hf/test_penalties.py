@@ -36,6 +36,12 @@ def test_what_the_op_has_no_place_for_is_left_to_the_processors():
         assert penalties_of(tuple(left)) is None
 
 
+def test_a_bias_outside_the_vocabulary_is_refused_as_by_transformers(model):
+    outside = SequenceBiasLogitsProcessor({(10**6,): 1.0})
+    with pytest.raises(ValueError, match="vocabulary"):
+        generate(model, torch.tensor([[3, 9]]), max_new_tokens=2, logits_processor=[outside])
+
+
 @pytest.mark.parametrize("drafter", ["prompt_lookup", None])
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_the_text_is_that_of_the_processors_asked_one_by_one(

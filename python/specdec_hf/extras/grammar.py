@@ -46,7 +46,7 @@ class GrammarTokenizer:
         self.native = llguidance.hf.from_tokenizer(
             tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids)
         )
-        self.vocab_size = vocab_size
+        self.vocab_size, self.eos_token_ids = vocab_size, frozenset(eos_token_ids)
 
 
 class Grammar:
@@ -66,17 +66,15 @@ class Grammar:
         self.tokenizer = tokenizer
         self._matcher = llguidance.LLMatcher(tokenizer.native, source, log_level=0)
         if reason := self._matcher.get_error():
-            raise ValueError(f"the grammar does not compile: {reason.splitlines()[0]}")
+            raise ValueError(f"the grammar does not compile: {_in_one_line(reason)}")
         words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         if reason := self._matcher.get_error():
-            raise ValueError(f"no text follows the grammar: {reason.splitlines()[0]}")
+            raise ValueError(f"no text follows the grammar: {_in_one_line(reason)}")
         if not words.any():
             raise ValueError("no text follows the grammar: it allows no first token")
 
     @classmethod
-    def json_schema(
-        cls, tokenizer: GrammarTokenizer, schema: dict[str, Any] | bool | str
-    ) -> Grammar:
+    def json_schema(cls, tokenizer: GrammarTokenizer, schema: dict[str, Any] | str) -> Grammar:
         """JSON that a schema describes, with at most one space after each comma and colon.
 
         A small model that may write white space anywhere often writes nothing else. The key
@@ -84,9 +82,11 @@ class Grammar:
         """
         import llguidance  # noqa: PLC0415  # optional
 
-        text = schema if isinstance(schema, str) else json.dumps(schema)
+        parsed = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(parsed, dict):
+            raise ValueError(f"schema must be a JSON object, got {shown(schema)}")
         source = llguidance.LLMatcher.grammar_from_json_schema(
-            text,
+            json.dumps(parsed),
             defaults={
                 "whitespace_flexible": False,
                 "item_separator": ", ?",
@@ -119,6 +119,10 @@ class Grammar:
         return self._matcher.deep_copy()
 
 
+class GrammarLimitError(RuntimeError):
+    """A text that llguidance can follow no further, since its parser has limits."""
+
+
 class GrammarProcessor(LogitsProcessor):
     """Forbids the tokens with which the text behind a prompt would leave a grammar.
 
@@ -141,7 +145,11 @@ class GrammarProcessor(LogitsProcessor):
         return GrammarProcessor(self.grammar, self.prompt)
 
     def follows(self, tokens: Sequence[int]) -> bool:
-        """Whether a text may begin with these tokens."""
+        """Whether a text may begin with these tokens.
+
+        Raises:
+            GrammarLimitError: llguidance cannot tell.
+        """
         same = 0
         for ours, given in zip(self._taken, tokens, strict=False):
             if ours != given:
@@ -152,32 +160,48 @@ class GrammarProcessor(LogitsProcessor):
             del self._taken[same:]
         new = list(tokens[same:])
         taken = self._matcher.try_consume_tokens(new) if new else 0
+        self._check()
         self._taken += new[:taken]
         return taken == len(new)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            reason = _in_one_line(self._matcher.get_error())
+            self._matcher, self._taken = self.grammar.matcher(), []  # an error stays in a matcher
+            raise GrammarLimitError(f"the grammar cannot be followed further: {reason}")
 
     def words(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         """[ceil(V/32)] int32: which tokens may follow these, one bit each.
 
         Raises:
-            RuntimeError: the text has left the grammar, or the grammar is too complex here.
+            RuntimeError: the text has left the grammar.
+            GrammarLimitError: the grammar is too complex here.
         """
         if not self.follows(tokens):
             text = shown(list(tokens[len(self._taken) :]))
             must = "end with" if self._matcher.is_stopped() else "follow"
             raise RuntimeError(f"the text must {must} its grammar, got tokens {text}")
         words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
-        words = words[: -(-self.grammar.tokenizer.vocab_size // 32)]  # theirs may have one more
-        if self._matcher.is_error():
-            reason = self._matcher.get_error().splitlines()[0]
-            raise RuntimeError(f"the grammar cannot be followed further: {reason}")
-        return words
+        self._check()
+        return words[: -(-self.grammar.tokenizer.vocab_size // 32)]  # theirs may have one more
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Scores [B, V] with -inf at the tokens that may not follow input_ids [B, T]."""
+        """Scores [B, V] with -inf at the tokens that may not follow input_ids [B, T].
+
+        Rows of texts that have ended keep their bits.
+        """
         masked = scores.clone()
         for row, ids in zip(masked, input_ids[:, self.prompt :].tolist(), strict=True):
+            if not self.grammar.tokenizer.eos_token_ids.isdisjoint(ids):
+                continue
             row[~allowed(self.words(ids), len(row)).to(row.device)] = -torch.inf
         return masked  # type: ignore[return-value]  # a Tensor
+
+
+def _in_one_line(reason: str) -> str:
+    lines = reason.splitlines()
+    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (named or lines)[0]
 
 
 def allowed(words: NDArray[np.int32], vocab: int) -> torch.Tensor:
@@ -196,7 +220,8 @@ def bits_of_drafts(
 ) -> None:
     """Write the masks of the rows of one sequence: after its text, and after each draft.
 
-    Rows behind a draft that the grammar forbids or that ends the text keep their bits.
+    Rows behind a draft that the grammar forbids or that ends the text keep their bits. Where
+    llguidance cannot tell what follows a draft, nothing does.
 
     Args:
         grammar: of the sequence.
@@ -212,6 +237,9 @@ def bits_of_drafts(
         if token < 0 or token in eos or parent not in paths:
             continue
         path = [*paths[parent], token]
-        if grammar.follows(path):
-            out[n + 1] = grammar.words(path)
-            paths[n] = path
+        try:
+            if grammar.follows(path):
+                out[n + 1] = grammar.words(path)
+                paths[n] = path
+        except GrammarLimitError:  # a text that takes the draft ends with this error, others do not
+            out[n + 1] = 0

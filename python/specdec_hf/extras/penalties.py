@@ -6,7 +6,6 @@ tokens before a row; each is a function of its arguments.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -58,9 +57,9 @@ class Penalties(NamedTuple):
     presence: float = 0.0
     frequency: float = 0.0
     prompt: int = 0
+    largest_id: int = -1  # of those that must be in the vocabulary
 
 
-@functools.lru_cache(maxsize=64)
 def penalties_of(processors: tuple[Any, ...]) -> Penalties | None:
     """None where some processor does anything else, or in another order."""
     made = Penalties()
@@ -81,7 +80,10 @@ def _with(made: Penalties, one: Any) -> Penalties | None:
         single = all(len(sequence) == 1 for sequence in ids)
         counted = made.repetition != 1 or made.presence or made.frequency
         late = counted and any(bias != -math.inf for _, bias in added)
-        return made._replace(biases=(*made.biases, *added)) if single and not late else None
+        if late or not single:
+            return None
+        largest = max([made.largest_id, *(token for token, _ in added)])
+        return made._replace(biases=(*made.biases, *added), largest_id=largest)
     if kind is SuppressTokensLogitsProcessor:
         added = [(token, -math.inf) for token in one.suppress_tokens.tolist()]
         return made._replace(biases=(*made.biases, *added))
@@ -124,6 +126,8 @@ def penalise(
         one = penalties_of(listed) if served and listed else None
         if one is None or (one.ends and ends and one.ends != ends):
             continue
+        if one.largest_id >= rows.shape[-1]:
+            continue  # its processors raise
         found[b], ends = one, ends or one.ends
     if found:
         _apply(rows, drafts, found, {b: session.padded_ids(b) for b in found}, ends)

@@ -116,6 +116,8 @@ def _bits(
     for b, one in grammars.items():
         text = session.padded_ids(b)[one.prompt :].tolist()
         eos = session.sequences.calls[b][0].stopping.eos
+        if (given := one.grammar.tokenizer.vocab_size) != vocab:
+            raise ValueError(f"vocab_size of a GrammarTokenizer must be {vocab}, got {given}")
         try:
             bits_of_drafts(one, text, tokens[b], parents[b], eos, bits[b])
         except Exception as error:  # whatever the grammar raises
