@@ -144,9 +144,7 @@ def test_nan_and_infinity_stay_in_their_row_and_reach_all_of_it(dtype, at):
         faulty = x.clone()
         faulty[3, at] = value
         y = sk.packed_linear(faulty, packed)
-        want = torch.nn.functional.linear(faulty, weight)[3]
-        assert_bits(y[3], want) if value == torch.inf else None
-        assert y[3].isnan().all() if value != torch.inf else y[3].isinf().all()
+        assert_bits(y[3], value * weight[:, at])
         others = [i for i in range(9) if i != 3]
         assert_bits(y[others], clean[others])
 
