@@ -77,7 +77,7 @@ class Memory {
       }
       data = out;
     }
-    return {data, dtype, rows_of_sequence * vocab, vocab};
+    return {data, dtype, rows_of_sequence * vocab, vocab, {}};
   }
 
  private:
