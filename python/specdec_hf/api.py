@@ -86,10 +86,12 @@ def generate(
     ``stop_strings`` with ``tokenizer``, ``assistant_tokenizer`` with ``tokenizer`` (a drafter with
     another vocabulary), ``tokenizer`` alone (to check what drafters read from files),
     ``eos_token_id``, ``pad_token_id``, ``past_key_values``,
-    ``generation_config``, ``return_dict_in_generate``, penalties. Defaults come from
-    ``model.generation_config``. Processors and criteria are called for one sequence at a time, also
-    for prefixes that end in a draft which is then rejected. They must therefore be functions of
-    their arguments; a processor that is not is refused where that shows.
+    ``generation_config``, ``return_dict_in_generate``, penalties. ``prediction`` is this library's:
+    token ids of the text that is expected behind each prompt, which are then drafted; see
+    docs/loop.md#predicted-outputs. Defaults come from ``model.generation_config``. Processors and
+    criteria are called for one sequence at a time, also for prefixes that end in a draft which is
+    then rejected. They must therefore be functions of their arguments; a processor that is not is
+    refused where that shows.
 
     Args:
         model: causal LM or encoder-decoder, left on its device and in its dtype.

@@ -57,13 +57,14 @@ class SpeculativeDecoder(Options):
         generation_config: Any,
         seed: Any = None,
         inputs_tensor: Any = None,
+        prediction: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         """Called by ``model.generate``; same result as `generate`.
 
         ``model.generate(custom_generate=..., seed=...)`` hands ``seed`` over because it is named in
-        this signature. None means the ``seed`` of this object. ``inputs_tensor`` is what the
-        encoder of an encoder-decoder read, which Transformers hands over in the same way.
+        this signature, and ``prediction`` likewise. None means the ``seed`` of this object.
+        ``inputs_tensor`` is what the encoder of an encoder-decoder read.
         """
         prepared = {
             "logits_processor": logits_processor, "stopping_criteria": stopping_criteria,
@@ -71,7 +72,7 @@ class SpeculativeDecoder(Options):
         }  # fmt: skip
         if self.stop_strings is not None:
             add_stop_strings(prepared, self.tokenizer, self.stop_strings)
-        withheld = Withheld(tokenizer=self.tokenizer)
+        withheld = Withheld(tokenizer=self.tokenizer, prediction=prediction)
         call = read_call(model, input_ids, withheld, **prepared, **model_kwargs)
         return decode(model, call, self, seed)
 

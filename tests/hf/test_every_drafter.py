@@ -127,6 +127,21 @@ def test_every_drafter_leaves_the_text_as_it_is(name, tmp_path):
     assert vars(drafter) == before, "what it knows of a call lies in its state"
 
 
+@pytest.mark.parametrize("name", drafter_proof.ALL)
+def test_every_drafter_goes_on_between_the_rounds_of_a_prediction(name, tmp_path):
+    drafter = resolved(name, of_seven_tokens(), tmp_path)
+    texts = [row[max(BATCHES[-1]) :] for row in plain_text("greedy")]
+    parts = [[*text[2:6], *text[9:]] for text in texts]  # known for some of the tokens
+    got = hf_models.decode(of_seven_tokens(), BATCHES[-1], drafter=drafter, prediction=parts)
+    assert got.sequences.tolist() == plain_text("greedy")
+    together = got.stats.together
+    if drafter.needs.target_forward:
+        assert together.predicted == 0
+    else:
+        assert 0 < together.accepted_predicted <= together.accepted
+        assert together.predicted < together.drafted, "the drafter drafts between them"
+
+
 # Of trees that read Q, beside the best one of the drafter.
 TREE_RULES = ("multi_draft", "top_k_plus_one", "k_seq", "traversal")
 ONE_OF_EACH_KIND = pytest.mark.parametrize(

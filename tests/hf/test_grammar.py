@@ -88,8 +88,13 @@ def test_the_greedy_text_is_that_of_transformers_and_scores_are_masked(reader):
         assert torch.equal(ours == -torch.inf, theirs == -torch.inf)
 
 
-def test_drafts_that_the_grammar_forbids_are_rejected_and_others_accepted(reader):
-    """The drafter proposes the right text with a wrong token in it."""
+@pytest.mark.parametrize("forced", [True, False])
+def test_drafts_that_the_grammar_forbids_are_rejected_and_others_accepted(
+    reader, forced, monkeypatch
+):
+    """The drafter proposes the right text with a wrong token in it; forced tokens are right."""
+    if not forced:
+        monkeypatch.setattr(GrammarProcessor, "forced", lambda *_: [])
     grammar = Grammar.regex(reader, "abcabcabc")
     inputs = encoded(["abcabdabc"])
     follows = GrammarProcessor(grammar, inputs["input_ids"].shape[1])
@@ -98,7 +103,8 @@ def test_drafts_that_the_grammar_forbids_are_rejected_and_others_accepted(reader
         do_sample=True, temperature=1.3, seed=1, pad_token_id=END, return_dict_in_generate=True,
     )  # fmt: skip
     assert texts(out.sequences, inputs["input_ids"].shape[1]) == ["abcabcabc"]
-    assert 0 < out.stats.accepted < out.stats.drafted
+    assert 0 < out.stats.accepted <= out.stats.drafted
+    assert forced == (out.stats.accepted == out.stats.drafted == out.stats.new_tokens - 2)
 
 
 def test_a_limit_of_llguidance_ends_the_text_that_reaches_it_with_the_reason(reader):

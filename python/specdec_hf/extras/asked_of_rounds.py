@@ -1,4 +1,6 @@
-"""What a drafter may ask about a round: the target's likeliest tokens, and its rejections."""
+"""What drafters may ask about a round, the target's likeliest tokens and its rejections, and what
+callers may ask: `Step.top_logprobs`.
+"""
 
 from __future__ import annotations
 
@@ -51,3 +53,25 @@ def rejections(
     at = drafted.rows(taken)[rejected, kept[rejected]]
     found = logits[to_device(rejected, logits.device), to_device(at, logits.device)]
     return Rejections(rejected, drafted.lengths[rejected] + kept[rejected], found)
+
+
+def likeliest(
+    session: Session, drafted: DraftedRound, taken: Taken, logits: torch.Tensor
+) -> dict[int, list[dict[int, float]]]:
+    """`Step.top_logprobs` of the sequences for which somebody asks, from logits [B, N+1, V]."""
+    made: dict[int, list[dict[int, float]]] = {}
+    for b in np.flatnonzero(session.history.active).tolist():
+        call, index = session.sequences.calls[b]
+        asked = call.output.num_top_logprobs
+        count = asked[index] if asked else None
+        if count is None:
+            continue
+        tokens = taken.tokens[b]
+        chosen = drafted.rows(taken)[b, : len(tokens)].tolist()
+        rows = logits[b, chosen].float().log_softmax(dim=-1)
+        top = rows.topk(min(count, rows.shape[-1]), dim=-1)
+        made[b] = []
+        for i, token in enumerate(tokens):
+            pairs = zip(top.indices[i].tolist(), top.values[i].tolist(), strict=True)
+            made[b].append({token: float(rows[i, token]), **dict(pairs)})
+    return made

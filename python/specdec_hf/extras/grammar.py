@@ -75,10 +75,11 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, tokenizer: GrammarTokenizer, schema: dict[str, Any] | str) -> Grammar:
-        """JSON that a schema describes, with at most one space after each comma and colon.
+        """JSON that a schema describes, with one space after each comma and colon.
 
-        A small model that may write white space anywhere often writes nothing else. The key
-        `x-guidance` of a schema gives llguidance other options.
+        A small model that may write white space anywhere often writes nothing else, and where it
+        has no choice the tokens can be drafted. The key `x-guidance` of a schema gives llguidance
+        other options.
         """
         import llguidance  # noqa: PLC0415  # optional
 
@@ -89,8 +90,8 @@ class Grammar:
             json.dumps(parsed),
             defaults={
                 "whitespace_flexible": False,
-                "item_separator": ", ?",
-                "key_separator": ": ?",
+                "item_separator": ", ",
+                "key_separator": ": ",
             },
         )
         return cls(tokenizer, source)
@@ -184,6 +185,17 @@ class GrammarProcessor(LogitsProcessor):
         words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         self._check()
         return words[: -(-self.grammar.tokenizer.vocab_size // 32)]  # theirs may have one more
+
+    def forced(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens that must follow these, as the tokenizer writes them; none where several may.
+
+        The grammar may allow the same text in other tokens.
+        """
+        if not self.follows(tokens):
+            return []
+        found: list[int] = self._matcher.compute_ff_tokens()
+        self._check()
+        return found
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Scores [B, V] with -inf at the tokens that may not follow input_ids [B, T].

@@ -194,6 +194,7 @@ def commit(
     taken: Taken,
     counts: DraftCounts,
     top_logprobs: dict[int, list[dict[int, float]]],
+    predicted: NDArray[np.bool_],
 ) -> list[Step]:
     """Append what was taken to every active sequence and roll the cache back to it.
 
@@ -202,6 +203,7 @@ def commit(
         taken: the tokens of the round.
         counts: what was drafted.
         top_logprobs: `Step.top_logprobs`, by the index of the sequence.
+        predicted: [B], `Step.predicted`.
 
     Returns:
         A step for each active sequence.
@@ -225,7 +227,9 @@ def commit(
         kinds = step_kinds(len(tokens), accepted, int(counts.tried[b]))
         rejected, error = counts.rejected[b], taken.errors[b]
         top = top_logprobs.get(b, [])
-        steps.append(Step(number, tokens, kinds, logprobs, reason, rejected, top, error))
+        made = int(counts.drafted[b]), bool(predicted[b])
+        steps.append(Step(number, tokens, kinds, logprobs, reason, rejected, top, *made, error))
+        stats.record_prediction(*made, accepted)
         if taken.status[b]:
             _note_draft_faults(session, Status(int(taken.status[b])))
     session.runner.truncate(history.lengths - 1)

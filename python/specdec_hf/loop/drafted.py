@@ -42,7 +42,9 @@ class DraftedRound:
         active: [B] bool, the sequences that had not ended then.
         tokens: [B, N] int64 on the target's device, -1 for absent drafts. Drafts behind an
             end-of-sequence token are absent.
-        draft: what the drafter proposed, checked; None where it drafted nothing.
+        draft: what was proposed, checked; None where nothing was drafted.
+        known: whether the call brought the drafts, and not the drafter; see known_drafts.py.
+        predicted: [B] bool, for which sequences they are of its ``prediction``.
     """
 
     def __init__(self, session: Session) -> None:
@@ -52,6 +54,7 @@ class DraftedRound:
         size, device = (len(self.lengths), 0), session.device
         self.tokens = torch.empty(size, dtype=torch.int64, device=device)
         self.draft: Draft | None = None
+        self.known, self.predicted = False, np.zeros(len(self.lengths), dtype=bool)
 
     def propose(self, limits: NDArray[np.int64]) -> None:
         """Ask the drafter for up to ``limits[b]`` tokens, or levels of a tree, and cut its draft.
@@ -73,6 +76,11 @@ class DraftedRound:
             if not counts.any():
                 return
             tokens = cut_chains(draft, counts)
+        self.hold(draft, tokens)
+
+    def hold(self, draft: Draft, tokens: torch.Tensor, *, known: bool = False) -> None:
+        """Let the round have a draft, of which tokens [B, N] are verified."""
+        session, self.known = self.session, known
         skipped = session.ids_without_position
         ends = [[*sorted(call.stopping.eos), *skipped] for call, _ in session.sequences.calls]
         tokens = without_drafts_behind_ends(tokens, draft.parents, ends, draft.depth)
@@ -276,6 +284,9 @@ class DraftedRound:
         # The state may write to what it is given.
         lengths, kept, active = self.lengths.copy(), taken.num_accepted.copy(), self.active.copy()
         tokens, carried = taken.draft["tokens"], taken.draft.get("carried")
+        if self.known:  # the drafter proposed nothing
+            none, kept = tokens[:, :0], np.zeros_like(kept)
+            return Round(lengths, active, kept, none, none, none, candidates, rejections)
         if self.session.drafts_trees:
             path = taken.draft["path"]
             keeps = np.arange(path.shape[1]) < kept[:, None]

@@ -214,8 +214,9 @@ class _Planner:
         length = draft_length(drafter, choice.num_assistant_tokens)
         schedule = schedule_for(drafter, choice.num_assistant_tokens_schedule, length)
         _check_options(model, call, options, choice)
+        drafts = drafter is not None or bool(call.assistant.predictions)
         request = CacheRequest(
-            len(call.mask), cache, drafts=drafter is not None, tree=trees,
+            len(call.mask), cache, drafts=drafts, tree=trees,
             self_check=options.self_check, prompt=Prompt(call.prompt_ids, call.mask),
             encoded=call.encoded,
         )  # fmt: skip

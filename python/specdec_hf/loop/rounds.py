@@ -58,9 +58,10 @@ def step(session: Session) -> list[Step]:
         session.runner.truncate(np.zeros_like(session.runner.lengths))  # others do it themselves
     before, drafted = _RoundStart(session), DraftedRound(session)
     phases.begin("draft")
-    limits = draft_limits(session)
-    if limits.any():
-        drafted.propose(limits)
+    if not _propose_known(session, drafted):
+        limits = draft_limits(session)
+        if limits.any():
+            drafted.propose(limits)
     phases.begin("target")
     raw, session.first_logits = session.first_logits, None
     verdict: Any = None
@@ -89,7 +90,12 @@ def step(session: Session) -> list[Step]:
     candidates = asked.candidates(session, read.draft) if asked and observed else None
     taken = cut(session, read, errors)
     counts = drafted.count(taken)
-    steps = commit(session, taken, counts, _top_logprobs(session, drafted, taken, logits))
+    top_logprobs: dict[int, Any] = {}
+    if any(call.output.num_top_logprobs for call, _ in session.sequences.calls):
+        from specdec_hf.extras.asked_of_rounds import likeliest  # noqa: PLC0415  # rarely asked for
+
+        top_logprobs = likeliest(session, drafted, taken, logits)
+    steps = commit(session, taken, counts, top_logprobs, drafted.predicted)
     phases.begin("draft")
     if session.drafter is not None and session.state is not None:
         rejections = asked and asked.rejections(session, drafted, taken, counts, logits)
@@ -97,32 +103,10 @@ def step(session: Session) -> list[Step]:
         session.state.commit(session.history.read_only(), done)
     phases.begin("host")
     _record_rows(session, before, drafted, taken, raw, logits)
-    _record_round(session, before, phases, counts, taken, width=drafted.tokens.shape[1])
+    _record_round(session, before, phases, counts, taken, drafted)
     if session.options.trace is not None:
         session.options.trace(drafted.traced(logits, verdict, steps))
     return steps
-
-
-def _top_logprobs(
-    session: Session, drafted: DraftedRound, taken: Taken, logits: torch.Tensor
-) -> dict[int, list[dict[int, float]]]:
-    """`Step.top_logprobs` of the sequences for which somebody asks, from logits [B, N+1, V]."""
-    made: dict[int, list[dict[int, float]]] = {}
-    for b in np.flatnonzero(session.history.active).tolist():
-        call, index = session.sequences.calls[b]
-        asked = call.output.num_top_logprobs
-        count = asked[index] if asked else None
-        if count is None:
-            continue
-        tokens = taken.tokens[b]
-        chosen = drafted.rows(taken)[b, : len(tokens)].tolist()
-        rows = logits[b, chosen].float().log_softmax(dim=-1)
-        likeliest = rows.topk(min(count, rows.shape[-1]), dim=-1)
-        made[b] = []
-        for i, token in enumerate(tokens):
-            pairs = zip(likeliest.indices[i].tolist(), likeliest.values[i].tolist(), strict=True)
-            made[b].append({token: float(rows[i, token]), **dict(pairs)})
-    return made
 
 
 class _RoundStart:
@@ -140,13 +124,29 @@ class _RoundStart:
 def draft_limits(session: Session) -> NDArray[np.int64]:
     """[B], how deep each sequence drafts by budget, context, schedule and guard."""
     most = np.zeros_like(session.sequences.budgets)
-    if not (session.drafter is None or session.first_round or _reads_again(session)):
+    return session.length_policy.limits(most if session.drafter is None else _max_depths(session))
+
+
+def _max_depths(session: Session) -> NDArray[np.int64]:
+    """[B], how deep each sequence may draft by budget and context."""
+    most = np.zeros_like(session.sequences.budgets)
+    if not (session.first_round or _reads_again(session)):
         # The round emits one token beyond the drafts, so the last budgeted token is never drafted.
         left = session.sequences.budgets - session.new_tokens - 1
         most = np.where(session.history.active, left, 0)
         most[np.isin(session.history.last(1)[:, 0], session.ids_without_position)] = 0
         most = np.minimum(most, _tokens_before_rope_switch(session, most))
-    return session.length_policy.limits(most)
+    return most
+
+
+def _propose_known(session: Session, drafted: DraftedRound) -> bool:
+    """Draft what calls bring; whether there is something."""
+    calls = session.sequences.calls
+    if not any(call.assistant.predictions or call.processors[index] for call, index in calls):
+        return False
+    from specdec_hf.extras.known_drafts import propose_known  # noqa: PLC0415  # rarely there
+
+    return propose_known(session, drafted, _max_depths(session))
 
 
 def _reads_again(session: Session) -> bool:
@@ -160,8 +160,8 @@ def _reads_again(session: Session) -> bool:
 
 def _tokens_before_rope_switch(session: Session, most: NDArray[np.int64]) -> int:
     """How deep drafts may be, so that the target's angles change where they do without drafts."""
-    assert session.drafter is not None
-    lengths, deepest = session.history.lengths, session.drafter.depth
+    lengths = session.history.lengths
+    deepest = 0 if session.drafter is None else session.drafter.depth
     room = tokens_before_rope_switch(session.model, int(lengths.max()))
     if room is None:
         return int(most.max())
@@ -221,8 +221,7 @@ def _record_round(
     phases: Phases,
     counts: DraftCounts,
     taken: Taken,
-    *,
-    width: int,
+    drafted: DraftedRound,
 ) -> None:
     """Let the schedule and the guard learn from a round, and record it."""
     kept = taken.num_accepted
@@ -238,11 +237,13 @@ def _record_round(
         "accepted": kept.tolist(),
         "emitted": [len(ids) for ids in taken.tokens],
     }
-    schedule = session.length_policy.learn(
-        RoundRecord(**made, **phases.seconds), outcome, width,
-        prompt=before.not_cached if before.first_round else None,
-        recorded=session.stats.cuda_graphs != before.cuda_graphs,
-    )  # fmt: skip
+    width, schedule = drafted.tokens.shape[1], dict[str, Any]()
+    if not drafted.known:
+        schedule = session.length_policy.learn(
+            RoundRecord(**made, **phases.seconds), outcome, width,
+            prompt=before.not_cached if before.first_round else None,
+            recorded=session.stats.cuda_graphs != before.cuda_graphs,
+        )  # fmt: skip
     if phases.real:
         phases.stop()
     session.stats.record_round(width, RoundRecord(**made, **phases.seconds, schedule=schedule))

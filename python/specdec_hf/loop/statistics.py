@@ -87,6 +87,7 @@ class SequenceStats:
         rounds: forwards of the target while the sequence was active.
         drafted: drafted tokens, in a tree its nodes.
         accepted: drafted tokens that were committed.
+        predicted, accepted_predicted: how many of these were of the call's ``prediction``.
         acceptance_histogram: rounds by number of accepted drafts.
         drafted_at, accepted_at: rounds that drafted, and accepted, a token at each position of the
             draft. In a tree the position is the depth less 1.
@@ -100,6 +101,8 @@ class SequenceStats:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    predicted: int = 0
+    accepted_predicted: int = 0
     acceptance_histogram: Counter[int] = field(default_factory=Counter)
     drafted_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
@@ -161,6 +164,11 @@ class SequenceStats:
         for i in range(accepted):
             self.accepted_at[i] += 1
 
+    def record_prediction(self, drafted: int, predicted: bool, accepted: int) -> None:
+        """Count the drafts of a round that were ``predicted``."""
+        self.predicted += drafted * predicted
+        self.accepted_predicted += accepted * predicted
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
@@ -169,6 +177,8 @@ class SequenceStats:
             "rounds": self.rounds,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "predicted": self.predicted,
+            "accepted_predicted": self.accepted_predicted,
             "mean_acceptance_length": self.mean_acceptance_length,
             "draft_acceptance_rate": self.draft_acceptance_rate,
             "acceptance_histogram": {

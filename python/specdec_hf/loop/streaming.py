@@ -41,6 +41,8 @@ class Step:
         top_logprobs: for each token, token ids with the log probabilities that the model gives them
             before temperature and filters: of the token itself, then of the likeliest ones. Empty
             where nobody asks; see `SpeculativeDecoder.stream`.
+        drafted: how many tokens the round drafted for the sequence; of a tree, its nodes.
+        predicted: whether these are of the ``prediction`` of the call.
         error: why the sequence ended where ``finished`` is "error", else None. It is a fault of
             this sequence alone: the others of a batch that sequences join go on.
     """
@@ -52,6 +54,8 @@ class Step:
     finished: str = ""
     rejected: list[int] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    drafted: int = 0
+    predicted: bool = False
     error: Exception | None = None
 
     @property

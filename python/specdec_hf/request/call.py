@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from specdec_hf.request.unsupported import ArgumentSource
 from specdec_hf.schedules.base import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
+    from specdec_hf.extras.beam_arguments import BeamArguments
     from specdec_hf.extras.encoded import Encoded
     from specdec_hf.extras.encoder import EncoderSource
     from specdec_hf.extras.prefill import Prefill
@@ -26,29 +27,6 @@ if TYPE_CHECKING:
 TOKEN_OUTPUTS = ("scores", "logits", "hidden_states")
 # Transformers' own defaults, which no caller asked for.
 DEFAULTS = {"num_assistant_tokens": (None, 20), "num_assistant_tokens_schedule": (None, "constant")}
-
-
-@dataclass(frozen=True)
-class BeamArguments:
-    """The fields of a complete `GenerationConfig` that only beam search reads.
-
-    Attributes:
-        num_beams: beam width w of the target.
-        num_return_sequences: how many of the best sequences of each prompt are returned.
-        length_penalty: a finished sequence scores its log probability / length ** length_penalty.
-        early_stopping: True, False or "never", as in `GenerationConfig`.
-        eos_token_ids: as configured, in order.
-        fill: id that fills up sequences that ended early.
-        own_search: the same search by the model's own ``generate``.
-    """
-
-    num_beams: int
-    num_return_sequences: int
-    length_penalty: float
-    early_stopping: bool | str
-    eos_token_ids: tuple[int, ...]
-    fill: int
-    own_search: Callable[[], Any]
 
 
 @dataclass
@@ -68,6 +46,8 @@ class Assistant:
         confidence_threshold: ``assistant_confidence_threshold``, or None.
         early_exit: ``assistant_early_exit``, after how many layers the target itself drafts, or
             None.
+        predictions: [n] int64 each, the ``prediction`` of each sequence, or None; empty where there
+            is none.
     """
 
     model: Any = None
@@ -80,6 +60,7 @@ class Assistant:
     from_model: bool = False
     confidence_threshold: float | None = None
     early_exit: int | None = None
+    predictions: Sequence[NDArray[np.int64] | None] = ()
 
 
 @dataclass(frozen=True)
@@ -203,50 +184,13 @@ def num_beams_of(config: GenerationConfig) -> int:
     return check_integer("num_beams", value, 1)
 
 
-def read_beams(
-    config: GenerationConfig, num_return_sequences: int, own_search: Callable[[], Any]
-) -> BeamArguments:
-    """The arguments of beam search.
-
-    Args:
-        config: complete, with its special tokens prepared, of several beams.
-        num_return_sequences: checked.
-        own_search: the model's own.
-
-    Raises:
-        ValueError: a value out of range, or one that does not go together with beams, by name.
-    """
-    num_beams = num_beams_of(config)
-    if config.do_sample:
-        raise ValueError(f"do_sample must be False with num_beams={num_beams}, got True")
-    if num_return_sequences > num_beams:
-        raise ValueError(
-            f"num_return_sequences must be at most num_beams={num_beams}, "
-            f"got {num_return_sequences}"
-        )
-    early_stopping: Any = False if config.early_stopping is None else config.early_stopping
-    if not (isinstance(early_stopping, bool) or early_stopping == "never"):
-        raise ValueError(
-            f"early_stopping must be True, False or 'never', got {shown(early_stopping)}"
-        )
-    eos: Any = config._eos_token_tensor
-    pad: Any = config._pad_token_tensor  # that of eos where the config has none
-    ids = () if eos is None else tuple(eos.flatten().tolist())
-    fill = -1
-    if ids:
-        fill = int(pad) or ids[0]  # id 0 counts as none, as it does there
-    penalty = 1.0 if config.length_penalty is None else float(config.length_penalty)
-    return BeamArguments(
-        num_beams, num_return_sequences, penalty, early_stopping, ids, fill, own_search
-    )
-
-
 def assistant_of(
     config: GenerationConfig,
     origin: ArgumentSource,
     model: Any = None,
     tokenizer: Any = None,
     target_tokenizer: Any = None,
+    predictions: Sequence[NDArray[np.int64] | None] = (),
 ) -> Assistant:
     """Read a complete generation config.
 
@@ -256,6 +200,7 @@ def assistant_of(
         model: ``assistant_model``.
         tokenizer: ``assistant_tokenizer``.
         target_tokenizer: ``tokenizer``.
+        predictions: checked.
 
     Raises:
         TypeError: an assistant model that is no model.
@@ -289,6 +234,7 @@ def assistant_of(
         from_model=lookup is None and bool(origin.of("num_assistant_tokens", number)),
         confidence_threshold=_confidence_threshold(config, origin),
         early_exit=early_exit,
+        predictions=predictions,
     )
 
 

@@ -121,7 +121,7 @@ def take_withheld(kwargs: dict[str, Any], config: GenerationConfig | None) -> Wi
             raise ValueError(f"{name} is not supported")
     of_config = {} if config is None else vars(config)
     given = {name for name, value in {**of_config, **kwargs}.items() if value is not None}
-    names = ("assistant_model", "assistant_tokenizer", "tokenizer", "synced_gpus")
+    names = ("assistant_model", "assistant_tokenizer", "tokenizer", "synced_gpus", "prediction")
     return Withheld(**{name: kwargs.pop(name, None) for name in names}, names=given)
 
 

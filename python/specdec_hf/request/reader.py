@@ -30,7 +30,6 @@ from specdec_hf.request.call import (
     Call,
     assistant_of,
     num_beams_of,
-    read_beams,
     read_output_request,
     read_stopping,
 )
@@ -40,9 +39,15 @@ from specdec_hf.request.inputs import (
     mask_on_host,
     read_input_ids,
 )
-from specdec_hf.request.sampling import make_sampling
+from specdec_hf.request.sampling import make_sampling, sequences_per_prompt
 from specdec_hf.request.unsupported import ArgumentSource, refuse_synced_gpus, refuse_unsupported
-from specdec_hf.runner.protocol import CACHE_NAME, counts_tokens, is_encoder_decoder
+from specdec_hf.runner.protocol import (
+    CACHE_NAME,
+    context_length,
+    counts_tokens,
+    is_encoder_decoder,
+    vocab_size_of,
+)
 
 # Type of warper -> the sampling parameter that it applies, which is also its attribute.
 WARPERS: dict[type, str] = {
@@ -58,7 +63,7 @@ class Withheld:
     """What ``model.generate`` hands to no ``custom_generate``, as far as it is known.
 
     Attributes:
-        assistant_model, assistant_tokenizer, tokenizer, synced_gpus: arguments of the caller.
+        assistant_model, assistant_tokenizer, tokenizer, synced_gpus, prediction: the caller's.
         names: of all that the caller gave.
         fields: of the config, which went around ``model.generate``.
         notes: on the config; None where nobody has checked it.
@@ -68,6 +73,7 @@ class Withheld:
     assistant_tokenizer: Any = None
     tokenizer: Any = None
     synced_gpus: Any = None
+    prediction: Any = None
     names: set[str] = field(default_factory=set)
     fields: dict[str, Any] = field(default_factory=dict)
     notes: list[str] | None = None
@@ -91,21 +97,24 @@ def read_call(
         setattr(config, name, value)
     notes = refuse_unsupported(config, source) if withheld.notes is None else withheld.notes
     refuse_synced_gpus(model, withheld.synced_gpus)
-    output, beams = read_output_request(config), None
-    if num_beams_of(config) > 1:
+    output, beams, num_beams = read_output_request(config), None, num_beams_of(config)
+    if num_beams > 1:
+        from specdec_hf.extras.beam_arguments import read_beams  # noqa: PLC0415  # rarely asked for
+
         own_config = copy.copy(config)
         own_config.return_dict_in_generate = True
         own_search = partial(
             model._beam_search, input_ids, logits_processor, stopping_criteria, own_config,
             **model_kwargs,
         )  # fmt: skip
-        beams = read_beams(config, output.num_return_sequences, own_search)
-        input_ids, model_kwargs = _first_beams(input_ids, model_kwargs, beams.num_beams)
-    assistant = assistant_of(
-        config, source, withheld.assistant_model, withheld.assistant_tokenizer, withheld.tokenizer
-    )
+        beams = read_beams(config, num_beams, output.num_return_sequences, own_search)
+        input_ids, model_kwargs = _first_beams(input_ids, model_kwargs, num_beams)
     inputs = _read_inputs(model, input_ids, inputs_tensor, model_kwargs, config)
     width, batch_size = inputs["input_ids"].shape[1], len(inputs["mask"])
+    assistant = assistant_of(
+        config, source, withheld.assistant_model, withheld.assistant_tokenizer, withheld.tokenizer,
+        _predictions(model, withheld.prediction, batch_size, config),
+    )  # fmt: skip
     stopping = read_stopping(stopping_criteria, config, width)
     do_sample = bool(config.do_sample)
     values = {name: getattr(config, name, None) for name in PARAMETERS} | neutral
@@ -130,6 +139,18 @@ def read_call(
         assistant=assistant,
         notes=notes,
     )
+
+
+def _predictions(model: Any, given: Any, batch_size: int, config: GenerationConfig) -> list[Any]:
+    """``prediction`` for each sequence; empty where there is none."""
+    if given is None:
+        return []
+    from specdec_hf.extras.known_drafts import check_prediction  # noqa: PLC0415  # rarely given
+
+    if num_beams_of(config) > 1:
+        raise ValueError(f"prediction must be None with num_beams={config.num_beams}")
+    copies = sequences_per_prompt(config)
+    return check_prediction(given, batch_size, copies, vocab_size_of(model), context_length(model))
 
 
 def _read_inputs(
