@@ -32,6 +32,7 @@ from specdec_serve.fields import (
 )
 from specdec_serve.growing_text import Piece
 from specdec_serve.service import Limits, Service
+from specdec_serve.usage import Usage
 
 SECONDS_TO_END = 5  # that open requests get after Ctrl-C, and clients to read how they ended
 
@@ -139,32 +140,26 @@ def make_app(
             pieces = service.pieces(request, sequences, asked.stop)
             head = {"id": form.prefix + uuid.uuid4().hex, "created": int(time.time())}
             head |= {"model": name, "object": form.kind}
-            read, new = sum(len(one.input_ids) for one in sequences[:: asked.n]), 0
-
-            def usage() -> dict[str, int]:
-                return {
-                    "prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new
-                }  # fmt: skip
+            usage = Usage(sequences, asked.n)
 
             async def chunks() -> AsyncIterator[str]:
-                nonlocal new
                 each = {"usage": None} if asked.stream_options.include_usage else {}
                 async for index, piece in pieces:
-                    new += len(piece.step.tokens)
+                    usage.add(piece.step)
                     if (choice := form.chunk(index, piece)) is not None:
                         yield _event(head | {"choices": [choice]} | each)
                 if each:
-                    yield _event(head | {"choices": [], "usage": usage()})
+                    yield _event(head | {"choices": []} | usage.fields())
                 yield "data: [DONE]\n\n"
 
             if asked.stream:
                 return EventStream(chunks(), stack.pop_all())
             collected: list[list[Piece]] = [[] for _ in sequences]
             async for index, piece in pieces:
-                new += len(piece.step.tokens)
+                usage.add(piece.step)
                 collected[index].append(piece)
             choices = [form.choice(*one) for one in enumerate(collected)]
-            return head | {"choices": choices, "usage": usage()}
+            return head | {"choices": choices} | usage.fields()
 
     @app.post("/v1/completions")
     async def completions(asked: CompletionRequest, request: Request) -> Any:

@@ -53,7 +53,7 @@ class QueuedSequence:
         sampling: its ``seed``, ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
         num_top_logprobs: how many of the likeliest tokens `Step.top_logprobs` lists for each of
             its tokens; None lists nothing.
-        stop, processors, ignore_eos: as in `BatchQueue.submit`.
+        stop, processors, ignore_eos, prediction: as in `BatchQueue.submit`.
         cancelled: set it, and the sequence leaves its batch after the round that runs, or after the
             chunk of its prompt that is read; or, where it still waits, is never decoded.
         steps: those that are not read yet, and None or an error behind the last.
@@ -66,6 +66,7 @@ class QueuedSequence:
     stop: Stop | None = None
     processors: Sequence[LogitsProcessor] = ()
     ignore_eos: bool = False
+    prediction: Sequence[int] = ()
     cancelled: bool = False
     steps: asyncio.Queue[Step | Exception | None] = field(default_factory=asyncio.Queue)
     _has_last: bool = field(default=False, init=False, repr=False)
@@ -187,6 +188,7 @@ class BatchQueue:
         stop: Stop | None = None,
         processors: Sequence[LogitsProcessor] = (),
         ignore_eos: bool = False,
+        prediction: Sequence[int] = (),
     ) -> QueuedSequence:
         """Let a sequence wait for its batch.
 
@@ -201,6 +203,8 @@ class BatchQueue:
                 tokens that are not those of the text in the end, and must depend on nothing else.
             processors: logits processors of this sequence alone, functions of their arguments.
             ignore_eos: whether the sequence goes on behind an end-of-sequence token.
+            prediction: token ids of the text that is expected, as in `generate`; at most the
+                model's context.
 
         Raises:
             ValueError: an argument is out of range.
@@ -225,6 +229,10 @@ class BatchQueue:
             if longest is not None:
                 rule = f"1 to {longest} tokens, the model's context of {length} less max_new_tokens"
             raise ValueError(f"input_ids must have {rule}, got {len(prompt)}")
+        expected = check_integers("prediction", prediction, 0, vocab_size_of(self.model) - 1)
+        if length is not None and len(expected) > length:
+            rule = f"at most {length} tokens, the model's context"
+            raise ValueError(f"prediction must have {rule}, got {len(expected)}")
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         # A batch would refuse the values of one of its sequences for all of them.
         listed = {name: [value] for name, value in sampling.items()}
@@ -232,7 +240,7 @@ class BatchQueue:
         sequence_seeds([seed], 1)
         given = {"seed": seed, **sampling}
         sequence = QueuedSequence(
-            prompt, max_new_tokens, given, num_top_logprobs, stop, processors, ignore_eos
+            prompt, max_new_tokens, given, num_top_logprobs, stop, processors, ignore_eos, expected
         )
         self._waiting.append(sequence)
         self._submitted.set()
@@ -352,6 +360,7 @@ def _arguments(sequence: QueuedSequence, device: torch.device) -> dict[str, Any]
         "stopping_criteria": [] if stop is None else [ended],
         "logits_processor": LogitsProcessorList(sequence.processors),
         **({"eos_token_id": -1} if sequence.ignore_eos else {}),
+        "prediction": [sequence.prediction] if sequence.prediction else None,
         **COMMON,
         **sequence.sampling,
     }

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
 from specdec_hf.arguments import shown
@@ -17,7 +18,15 @@ from specdec_serve.fields import PROMPTS, Message, is_ids
 
 NFC_JOINS = 4  # characters at most, which become one
 
-Text = str | list[Message]
+
+@dataclass(frozen=True)
+class Continuation:
+    """A text that follows a prompt, so that no token of a beginning is put before it."""
+
+    text: str
+
+
+Text = str | Continuation | list[Message]
 Prompt = Text | list[int]
 
 
@@ -86,6 +95,9 @@ class Encoder:
             if isinstance(prompt, str):
                 self._check_length(field, prompt)
                 return list(self._tokenizer(prompt)["input_ids"])
+            if isinstance(prompt, Continuation):
+                self._check_length(field, prompt.text)
+                return list(self._tokenizer(prompt.text, add_special_tokens=False)["input_ids"])
             turns = [message.turn() for message in prompt]
             roles = [turn["role"] for turn in turns]
             if "tool" in roles:
@@ -117,12 +129,14 @@ class Encoder:
 
 
 def _is_text(prompt: Prompt) -> TypeGuard[Text]:
-    return isinstance(prompt, str) or any(isinstance(one, Message) for one in prompt[:1])
+    return isinstance(prompt, str | Continuation) or any(
+        isinstance(one, Message) for one in prompt[:1]
+    )
 
 
 def _characters(prompt: Text) -> int:
-    if isinstance(prompt, str):
-        return len(prompt)
+    if isinstance(prompt, str | Continuation):
+        return len(prompt if isinstance(prompt, str) else prompt.text)
     return sum(len(message.content) + 1 for message in prompt)
 
 

@@ -146,6 +146,15 @@ def _pattern(value: Any) -> str:
     return value
 
 
+def _prediction(value: Any) -> str:
+    if not isinstance(value, dict) or {*value} != {"type", "content"} or value["type"] != "content":
+        raise ValueError("must be an object of the type content and its content")
+    content = _content(value["content"])
+    if not isinstance(content, str):
+        raise ValueError("must have a string or parts of type text as content")
+    return content
+
+
 def _grammar(value: Any) -> Constraint:
     """Of text-generation-inference."""
     if not isinstance(value, dict) or {*value} != {"type", "value"}:
@@ -265,6 +274,7 @@ class OpenAIRequest(SamplingFields):
     user: str = ""
     metadata: Annotated[dict[str, str], _at_most(MAX_METADATA, dict, "pairs")] = {}
     response_format: Annotated[Constraint, PlainValidator(_response_format)] = FREE
+    prediction: Annotated[str, PlainValidator(_prediction)] = ""
     store: Off = False
     service_tier: Annotated[Any, _only("auto", "default")] = "auto"
 

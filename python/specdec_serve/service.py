@@ -19,7 +19,7 @@ from specdec_hf.runner.protocol import context_length
 
 from specdec_serve.batch_queue import BatchQueue, QueuedSequence
 from specdec_serve.constraints import Constraints
-from specdec_serve.encoder import Encoder, Prompt
+from specdec_serve.encoder import Continuation, Encoder, Prompt
 from specdec_serve.faults import Fault
 from specdec_serve.fields import GenerateParameters, SamplingFields
 from specdec_serve.growing_text import GrowingText, Piece
@@ -97,7 +97,9 @@ class Service:
             held.enter_context(self._take_places(len(prompts) * copies, fields[0], copies))
             self._num_new_tokens(fields[1], *length, 0)  # a fault comes before the work
             sequences: list[QueuedSequence] = []
-            encoding = asyncio.create_task(self._encode(fields[0], prompts))
+            encoding = asyncio.create_task(
+                self._encode(fields[0], prompts, getattr(asked, "prediction", ""))
+            )
             watch = asyncio.create_task(_cancel_where_gone(request, encoding, sequences))
             held.callback(encoding.cancel)
             held.callback(watch.cancel)
@@ -113,6 +115,7 @@ class Service:
             settings = asked.sampling() | {"ignore_eos": asked.ignore_eos}
             seed = settings.pop("seed")
             seed = random.getrandbits(63) if seed is None else seed
+            *encoded, settings["prediction"] = encoded
             repeated = [ids for ids in encoded for _ in range(copies)]
             for ids, own in zip(repeated, sequence_seeds(seed, len(repeated)), strict=True):
                 new = self._num_new_tokens(fields[1], *length, len(ids))
@@ -141,9 +144,17 @@ class Service:
         finally:
             self.places -= count
 
-    async def _encode(self, field: str, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """One text after another, so that others have their turn between two."""
-        return [await self.encoder.encode(field, prompt) for prompt in prompts]
+    async def _encode(
+        self, field: str, prompts: Sequence[Prompt], prediction: str
+    ) -> list[list[int]]:
+        """The prompts and then the prediction, one after another: others have their turn between.
+
+        A prediction that is none takes no turn.
+        """
+        encoded = [await self.encoder.encode(field, prompt) for prompt in prompts]
+        if not prediction:
+            return [*encoded, []]
+        return [*encoded, await self.encoder.encode("prediction", Continuation(prediction))]
 
     def _close(self, sequences: Sequence[QueuedSequence]) -> None:
         for sequence in sequences:

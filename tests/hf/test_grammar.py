@@ -300,3 +300,35 @@ def test_an_end_may_be_ignored_or_made_to_wait(client):
     free = client.post(COMPLETE, json={**asked, "ignore_eos": True, "response_format": JSON})
     assert "must not be given with a format" in free.json()["error"]["message"]
     assert answers["all"]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("drafter", [None, DRAFTER], ids=["alone", "drafts"])
+def test_a_prediction_is_drafted_and_counted(drafter):
+    """It has an edit; in a stream and whole, of one choice and of three."""
+    asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 60, "seed": 5}
+    asked["response_format"] = {"type": "regex", "pattern": "[c-h]{40}"}  # so that it is text
+    with serving(model=MODEL, drafter=drafter) as (client, _):
+        plain, text = (answer := client.post(CHAT, json=asked)).json(), content(answer)
+        edited = {"type": "content", "content": f"{text[:20]}i{text[21:]}"}
+        got = client.post(CHAT, json=asked | {"prediction": edited}).json()
+        assert got["choices"] == plain["choices"]
+        counts = got["usage"]["completion_tokens_details"]
+        assert counts["accepted_prediction_tokens"] > 25
+        assert counts["rejected_prediction_tokens"] < 15
+        assert got["speculation"]["rounds"] < 15
+        parts = {"type": "content", "content": [{"type": "text", "text": edited["content"]}]}
+        more = {"stream": True, "stream_options": {"include_usage": True}, "n": 3}
+        streamed = client.post(CHAT, json=asked | more | {"prediction": parts}).text
+        last = json.loads(streamed.split("\n\n")[-3].removeprefix("data: "))
+        accepted = last["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+        assert accepted >= counts["accepted_prediction_tokens"]
+        for wrong, words in (
+            ("text", "must be an object of the type content and its content, got 'text'"),
+            ({"type": "content", "content": 3}, "must have a string or parts of type text"),
+            ({"type": "content", "content": "ab " * 400}, "must have at most 256 tokens"),
+        ):
+            answer = client.post(CHAT, json=asked | {"prediction": wrong})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, "prediction"), error
+            assert words in error["message"]

@@ -34,6 +34,12 @@ def ask(client, path, asked):
     return answers
 
 
+def usage(read, new, accepted=0, rejected=0):
+    found = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+    counts = {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
+    return {**counts, "completion_tokens_details": found}
+
+
 def test_a_completion_is_written_as_openai_writes_it(server):
     """Its log probabilities are those of the model, before temperature and filters."""
     given = {"seed": 5, "temperature": 0.6}
@@ -44,12 +50,15 @@ def test_a_completion_is_written_as_openai_writes_it(server):
     asked = {"model": NAME, "prompt": PROMPT, "max_tokens": NEW, "logprobs": 2, **given}
     (whole,) = ask(server[0], COMPLETE, asked)
     listed = whole["choices"][0].pop("logprobs")
-    read = len(PROMPT)
+    read, counts = len(PROMPT), whole.pop("speculation")
+    assert counts["rounds"] + counts["accepted_tokens"] == NEW
+    assert 0 < counts["accepted_tokens"] <= counts["drafted_tokens"]
+    assert counts["mean_acceptance_length"] == pytest.approx(NEW / counts["rounds"], abs=1e-4)
     assert whole == {
         "object": "text_completion",
         "model": NAME,
         "choices": [{"index": 0, "text": text, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": read, "completion_tokens": NEW, "total_tokens": read + NEW},
+        "usage": usage(read, NEW),
     }
     assert listed["token_logprobs"] == pytest.approx(rows[range(NEW), tokens].tolist(), abs=1e-4)
     best = rows.max(dim=-1).values.tolist()
@@ -72,15 +81,16 @@ def test_a_chat_is_written_as_openai_writes_it(server):
     text, tokens = alone(READ, max_new_tokens=NEW, **given)
     asked = {"messages": MESSAGES, "max_completion_tokens": NEW, "user": "me", **given}
     head, read = {"model": NAME, "object": "chat.completion"}, len(TOKENIZER(READ)["input_ids"])
-    usage = {"prompt_tokens": read, "completion_tokens": NEW, "total_tokens": read + NEW}
     message = {"role": "assistant", "content": text, "refusal": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}
-    assert ask(server[0], CHAT, asked) == [{**head, "choices": [choice], "usage": usage}]
+    (whole,) = ask(server[0], CHAT, asked)
+    end = {"usage": usage(read, NEW), "speculation": whole["speculation"]}
+    assert whole == {**head, "choices": [choice], **end}
 
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = ask(server[0], CHAT, asked | streamed)
     head["object"] += ".chunk"
-    assert last == {**head, "choices": [], "usage": usage}
+    assert last == {**head, "choices": [], **end}
     assert all(chunk == {**head, "usage": None, "choices": chunk["choices"]} for chunk in chunks)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert [delta.pop("role", "") for delta in deltas] == ["assistant"] + [""] * (len(deltas) - 1)

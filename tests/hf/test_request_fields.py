@@ -19,7 +19,15 @@ pytestmark = pytest.mark.server
 GENERATE, COMPLETE, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
 BODIES = {GENERATE: GenerateParameters, COMPLETE: CompletionRequest, CHAT: ChatRequest}
 # What the table of declarations leaves out: what says which text is asked for, and a nested object.
-SPECIAL = {"prompt", "messages", "model", "stream_options", "response_format", "grammar"}
+SPECIAL = {
+    "prompt",
+    "messages",
+    "model",
+    "stream_options",
+    "response_format",
+    "grammar",
+    "prediction",
+}
 JSON = {"Content-Type": "application/json"}
 
 
