@@ -14,7 +14,8 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from specdec_hf.arguments import shown
 from starlette.types import Receive, Scope, Send
 
@@ -109,6 +110,10 @@ def make_app(
     @get("/health")
     async def health() -> dict[str, Any]:
         return {"status": "ok"}
+
+    @get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @get("/v1/models")
     @get("/v1/models/")

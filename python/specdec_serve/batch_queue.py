@@ -157,6 +157,16 @@ class BatchQueue:
         self._submitted.set()
         await asyncio.wait([self._task])  # a cancelled wait does not cancel the task
 
+    @property
+    def num_running(self) -> int:
+        """Sequences of the batch that have not ended."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for the batch."""
+        return len(self._waiting)
+
     def warm_up(self) -> None:
         """Decode a short text, so that the first sequence does not pay for what only it would.
 

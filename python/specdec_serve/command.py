@@ -28,7 +28,7 @@ OF_REQUESTS = (
 )  # fmt: skip
 
 # Of the extra "server", beside those of "hf", without which no command begins.
-PACKAGES = ("fastapi", "pydantic", "uvicorn")
+PACKAGES = ("fastapi", "prometheus_client", "pydantic", "uvicorn")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")  # of Uvicorn, but for trace
 FREE_PORTS = 9  # that are tried for one that all addresses have free
 ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # an address that the machine does not have

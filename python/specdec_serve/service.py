@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from specdec_serve.encoder import Continuation, Encoder, Prompt
 from specdec_serve.faults import Fault
 from specdec_serve.fields import GenerateParameters, SamplingFields
 from specdec_serve.growing_text import GrowingText, Piece
+from specdec_serve.metrics import Metrics, TextMetrics
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Service:
         queue: open where the application runs.
         encoder: of the prompts; it runs with the queue.
         places: taken by the texts of requests, from before they are encoded.
+        metrics: of all of them.
         open: sequences that a client still waits for, by their identity.
     """
 
@@ -56,6 +59,11 @@ class Service:
         self.encoder = Encoder(tokenizer, context)
         self.constraints = Constraints(queue.model, tokenizer)
         self.places = 0
+        self.metrics = Metrics({
+            "texts_running": ("texts that are decoded", lambda: queue.num_running),
+            "texts_waiting": ("encoded texts that wait for the batch", lambda: queue.num_waiting),
+            "texts_open": ("texts of open requests, encoded or not", lambda: self.places),
+        })  # fmt: skip
         self.open: dict[int, QueuedSequence] = {}
         self._ends = False
 
@@ -92,7 +100,7 @@ class Service:
             num_top_logprobs: as in `BatchQueue.submit`.
             stop: strings; a text ends with the token that completes the first of them.
         """
-        copies = getattr(asked, "n", 1)
+        copies, request.state.began = getattr(asked, "n", 1), time.perf_counter()
         async with AsyncExitStack() as held:
             held.enter_context(self._take_places(len(prompts) * copies, fields[0], copies))
             self._num_new_tokens(fields[1], *length, 0)  # a fault comes before the work
@@ -194,18 +202,26 @@ class Service:
             stop: strings before which a text is cut that ends with one of them.
         """
         texts = [GrowingText(self.tokenizer, one.input_ids, stop) for one in sequences]
+        began, reason = request.state.began, "cancelled"
+        counts = [TextMetrics(self.metrics, began, len(one.input_ids)) for one in sequences]
         request.state.num_tokens = 0
         try:
             async with aclosing(_merged(sequences)) as steps:
                 async for index, step in steps:
                     piece = texts[index].add(step)
+                    counts[index].add(step)
                     request.state.num_tokens += len(piece.step.tokens)
                     yield index, piece
         except GrammarLimitError as error:
+            reason = "error"
             raise Fault(400, f"the answer could not be decoded: {error}") from error
         except Exception as error:  # whatever a batch raises
+            reason = "error"
             line = f"the text could not be decoded: {type(error).__name__}: {error}"
             raise Fault(500, line) from error
+        finally:
+            for one in counts:
+                one.end(reason)
 
 
 def _ending() -> Fault:

@@ -368,3 +368,34 @@ def test_each_request_has_a_line_without_keys_and_prompts(capsys):
     assert request == "POST /generate_stream 200"
     assert re.fullmatch(r" \d+ tokens, the client left", rest)
     assert not any(secret in logged for secret in (OUR_KEY, SECRET, "Mine-2~", "planted"))
+
+
+def test_metrics_count_what_the_answers_say():
+    from prometheus_client.parser import text_string_to_metric_families as parsed  # noqa: PLC0415
+
+    def read(client):
+        answer = client.get("/metrics", headers=key)
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        found = [one for family in parsed(answer.text) for one in family.samples]
+        return {one.name + "".join(one.labels.values()): one.value for one in found}
+
+    key = {"Authorization": "Bearer secret"}
+    with serving(access={"api_key": "secret"}) as (client, queue):
+        assert message_of(client.get("/metrics"), 401)
+        assert read(client)["specdec_generation_tokens_total"] == 0
+        asked = {"prompt": ["the cat", "a"], "max_tokens": 12, "n": 2, "seed": 1}
+        answer = client.post(COMPLETE, json=asked, headers=key).json()
+        assert message_of(client.post(COMPLETE, json={**asked, "n": 0}, headers=key), 400)
+        queue.decoder.fails = True
+        assert message_of(client.post(COMPLETE, json=asked, headers=key), 500)
+        queue.decoder.fails = False
+        found, counts = read(client), answer["speculation"]
+    assert found["specdec_generation_tokens_total"] == answer["usage"]["completion_tokens"] == 48
+    assert found["specdec_rounds_total"] == counts["rounds"]
+    assert found["specdec_draft_tokens_total"] == counts["drafted_tokens"] > 0
+    assert found["specdec_accepted_tokens_total"] == counts["accepted_tokens"] > 0
+    assert found["specdec_prompt_tokens_total"] == 2 * 2 * (len("the cat") + 1)  # of both requests
+    assert (found["specdec_texts_totallength"], found["specdec_texts_totalerror"]) == (4, 4)
+    assert found["specdec_request_seconds_count"] == 4
+    assert found["specdec_time_to_first_token_seconds_sum"] > 0
+    assert found["specdec_texts_open"] == found["specdec_texts_waiting"] == 0
