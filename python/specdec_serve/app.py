@@ -22,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 from specdec_serve.access import LOCAL_HOSTS, Access
 from specdec_serve.access_log import AccessLog, log_config
 from specdec_serve.batch_queue import BatchQueue
-from specdec_serve.choices import ChatForm, CompletionForm, Form, GenerateForm
-from specdec_serve.encoder import Prompt
+from specdec_serve.choices import ChatForm, CompletionForm, Form, GenerateForm, ToolForm
+from specdec_serve.encoder import Chat, Prompt
 from specdec_serve.faults import BodyLimit, Fault, answer_faults
 from specdec_serve.fields import (
     ChatRequest,
@@ -176,10 +176,14 @@ def make_app(
     @app.post("/v1/chat/completions")
     async def chat_completions(asked: ChatRequest, request: Request) -> Any:
         check_model(asked.model)
-        form = ChatForm((asked.top_logprobs or 0) if asked.logprobs else None, asked.stream)
+        listed = (asked.top_logprobs or 0) if asked.logprobs else None
+        form: Form = ChatForm(listed, asked.stream)
+        if asked.tool_choice.forces:
+            form = ToolForm(listed, asked.stream, asked.tool_choice)
         name = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
         length = getattr(asked, name), limits.max_new_tokens
-        return await openai(request, asked, form, [asked.messages], ("messages", name), length)
+        chat = Chat(asked.messages, asked.tools)
+        return await openai(request, asked, form, [chat], ("messages", name), length)
 
     async def generated(asked: GenerateRequest, request: Request, streams: bool) -> Any:
         """An answer of text-generation-inference."""

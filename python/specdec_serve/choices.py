@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from specdec_hf.detokenizer import INCOMPLETE
 
 from specdec_serve.faults import Fault
-from specdec_serve.fields import GenerateRequest
+from specdec_serve.fields import GenerateRequest, ToolChoice
 from specdec_serve.growing_text import Piece, TokenLogprob
+from specdec_serve.tool_calls import GrowingCall
 
 # Why a text ended, in the words of OpenAI and of text-generation-inference.
 FINISH_REASONS = {
@@ -125,6 +127,52 @@ class ChatForm(Form):
             for one in listed
         ]
         return {"content": content, "refusal": None}
+
+
+class ToolForm(ChatForm):
+    """Of a chat whose answer calls a function.
+
+    Args:
+        choice: which one.
+    """
+
+    def __init__(self, num_top_logprobs: int | None, streams: bool, choice: ToolChoice) -> None:
+        super().__init__(num_top_logprobs, streams)
+        self._tool_choice = choice
+        self._calls: dict[int, GrowingCall] = {}
+        self._named: set[int] = set()  # calls whose name was sent
+
+    def _whole(self, text: str) -> dict[str, Any]:
+        call = GrowingCall(self._tool_choice.name)
+        function = {"arguments": call.add(text), "name": call.name}
+        made = {"id": _call_id(), "type": "function", "function": function}
+        return {"message": {"role": "assistant", "content": None, "tool_calls": [made]}}
+
+    def _part(self, index: int, text: str) -> dict[str, Any]:
+        call = self._calls.setdefault(index, GrowingCall(self._tool_choice.name))
+        delta = super()._part(index, "")["delta"] | {"content": None}
+        function = {"arguments": call.add(text)}
+        if call.name and index not in self._named:
+            self._named.add(index)
+            begun = {"id": _call_id(), "type": "function"}
+            function["name"] = call.name
+            delta["tool_calls"] = [{"index": 0, **begun, "function": function}]
+        elif function["arguments"]:
+            delta["tool_calls"] = [{"index": 0, "function": function}]
+        return {"delta": delta}
+
+    def _choice(
+        self, index: int, text: dict[str, Any], listed: Sequence[TokenLogprob], finished: str
+    ) -> dict[str, Any]:
+        made = super()._choice(index, text, listed, finished)
+        # OpenAI's API says "stop" where the function was named.
+        if made["finish_reason"] == "stop" and self._tool_choice.kind == "required":
+            made["finish_reason"] = "tool_calls"
+        return made
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class GenerateForm:

@@ -7,14 +7,16 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 from specdec_hf.arguments import shown
 from tokenizers import models, pre_tokenizers
 
 from specdec_serve.faults import Fault
-from specdec_serve.fields import PROMPTS, Message, is_ids
+from specdec_serve.fields import PROMPTS, Message, Tool, is_ids
 
 NFC_JOINS = 4  # characters at most, which become one
 
@@ -26,7 +28,15 @@ class Continuation:
     text: str
 
 
-Text = str | Continuation | list[Message]
+@dataclass(frozen=True)
+class Chat:
+    """The messages of a chat, and the tools that its answer may call."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+
+
+Text = str | Continuation | Chat
 Prompt = Text | list[int]
 
 
@@ -98,15 +108,17 @@ class Encoder:
             if isinstance(prompt, Continuation):
                 self._check_length(field, prompt.text)
                 return list(self._tokenizer(prompt.text, add_special_tokens=False)["input_ids"])
-            turns = [message.turn() for message in prompt]
-            roles = [turn["role"] for turn in turns]
-            if "tool" in roles:
-                self._check_tool_role(f"{field}.{roles.index('tool')}.role")
-            template = self._tokenizer.apply_chat_template
+            self._check_template(field, prompt)
+            template = partial(
+                self._tokenizer.apply_chat_template,
+                [message.turn() for message in prompt.messages],
+                tools=[tool.model_dump(exclude_unset=True) for tool in prompt.tools] or None,
+                add_generation_prompt=True,
+            )
             if _characters(prompt) > self._max_characters:
-                text = template(turns, add_generation_prompt=True, tokenize=False)
-                self._check_length(field, text)  # the template may have left out most of it
-            return list(template(turns, add_generation_prompt=True, return_dict=False))
+                # The template may have left out most of it.
+                self._check_length(field, template(tokenize=False))
+            return list(template(return_dict=False))
         except Fault:
             raise
         except Exception as error:  # whatever a tokenizer or a chat template raises
@@ -121,23 +133,34 @@ class Encoder:
             line = f"{field} must have {rule}, got {len(text)} characters, {tokens} tokens or more"
             raise Fault(400, line, param=field, code="context_length_exceeded")
 
-    def _check_tool_role(self, field: str) -> None:
-        """Refuse the role tool where the chat template would leave it out, or write any role."""
-        if not re.search(r"""["']tool["']""", self._tokenizer.get_chat_template()):
-            line = "must be a role that the chat template of the model names, got 'tool'"
-            raise Fault(400, f"{field} {line}", param=field)
+    def _check_template(self, field: str, chat: Chat) -> None:
+        """Refuse what the chat template would leave out, or write as any role."""
+
+        def check(word: str, place: str, line: str) -> None:
+            if not re.search(word, self._tokenizer.get_chat_template(tools=tools)):
+                raise Fault(400, f"{place} {line}", param=place)
+
+        tools = [tool.model_dump() for tool in chat.tools] or None
+        if tools:
+            line = "must not be given, since the chat template of the model has none"
+            check(r"\btools\b", "tools", line)
+        for n, message in enumerate(chat.messages):
+            if message.role == "tool":
+                line = "must be a role that the chat template of the model names, got 'tool'"
+                check(r"""["']tool["']""", f"{field}.{n}.role", line)
+            if message.tool_calls:
+                line = "must not be given, since the chat template of the model reads none"
+                check(r"\btool_calls\b", f"{field}.{n}.tool_calls", line)
 
 
 def _is_text(prompt: Prompt) -> TypeGuard[Text]:
-    return isinstance(prompt, str | Continuation) or any(
-        isinstance(one, Message) for one in prompt[:1]
-    )
+    return isinstance(prompt, str | Continuation | Chat)
 
 
 def _characters(prompt: Text) -> int:
     if isinstance(prompt, str | Continuation):
         return len(prompt if isinstance(prompt, str) else prompt.text)
-    return sum(len(message.content) + 1 for message in prompt)
+    return sum(len(message.content or "") + 1 for message in prompt.messages)
 
 
 class Capacity(NamedTuple):

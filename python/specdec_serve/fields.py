@@ -3,6 +3,7 @@
 # Pydantic reads the annotations of these classes when it makes them.
 import json
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import (
@@ -16,11 +17,14 @@ from pydantic import (
 )
 from specdec_hf.arguments import shown
 
+from specdec_serve.tool_calls import schema_of_call
+
 MAX_STOPS = 4
 MAX_CHOICES = 128
 MAX_MESSAGES = 2048
 MAX_METADATA = 16
 MAX_BIASES = 300
+MAX_TOOLS = 128
 
 
 def _only(*neutral: Any) -> PlainValidator:
@@ -193,6 +197,11 @@ class PenaltyFields(Body):
         """What the text must follow."""
         return FREE
 
+    @property
+    def constraint_field(self) -> str:
+        """The field that says so."""
+        return "response_format"
+
     @model_validator(mode="after")
     def _a_grammar_ends_its_texts(self) -> "PenaltyFields":
         for name in ("ignore_eos", "min_tokens"):
@@ -235,6 +244,10 @@ class GenerateParameters(SamplingFields):
     @property
     def constraint(self) -> Constraint:
         return self.grammar
+
+    @property
+    def constraint_field(self) -> str:
+        return "grammar"
 
     @property
     def samples(self) -> bool:
@@ -301,23 +314,92 @@ def _role(value: str) -> str:
     return "system" if value == "developer" else value  # OpenAI's present name of it
 
 
+def _is_object(arguments: str) -> str:
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise ValueError("must be a JSON object as a string")
+    return arguments
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: Annotated[str, AfterValidator(_is_object)]
+
+
+class ToolCall(Body):
+    """A call of an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def turn(self) -> dict[str, Any]:
+        """As chat templates read it, with the arguments as an object."""
+        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
 class Message(Body):
     """A turn of a chat; `turn` is what a chat template reads."""
 
     role: Annotated[
         Literal["system", "developer", "user", "assistant", "tool"], AfterValidator(_role)
     ]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str | None, BeforeValidator(_content)] = None  # beside calls alone
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Empty = None
+    # No list, which would be copied for each message.
+    tool_calls: Annotated[list[ToolCall] | None, _at_most(MAX_TOOLS, list, "calls")] = None
     annotations: Empty = None
 
-    def turn(self) -> dict[str, str]:
+    def turn(self) -> dict[str, Any]:
         """The fields that were given and are served."""
         named = {"name": self.name, "tool_call_id": self.tool_call_id}
-        given = {name: value for name, value in named.items() if value is not None}
-        return {"role": self.role, "content": self.content, **given}
+        given: dict[str, Any] = {name: one for name, one in named.items() if one is not None}
+        if self.tool_calls:
+            given["tool_calls"] = [call.turn() for call in self.tool_calls]
+        return {"role": self.role, "content": self.content or "", **given}
+
+
+class ToolFunction(Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    strict: bool = False
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: ToolFunction
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether an answer calls a tool: "none", "auto", "required", or "function" with its name."""
+
+    kind: str
+    name: str = ""
+
+    @property
+    def forces(self) -> bool:
+        """Whether the answer is a call."""
+        return self.kind in ("required", "function")
+
+
+def _tool_choice(value: Any) -> ToolChoice:
+    if value in ("none", "auto", "required"):
+        return ToolChoice(value)
+    try:
+        kind, name = value["type"], value["function"]["name"]
+        whole = value == {"type": kind, "function": {"name": name}}
+    except (TypeError, KeyError):
+        whole = False
+    if not whole or kind != "function" or not isinstance(name, str):
+        raise ValueError("must be none, auto, required, or an object of a function with its name")
+    return ToolChoice(kind, name)
 
 
 class ChatRequest(OpenAIRequest):
@@ -327,8 +409,8 @@ class ChatRequest(OpenAIRequest):
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
-    tools: Empty = []
-    tool_choice: Annotated[Any, _only("none", "auto")] = "none"
+    tools: Annotated[list[Tool], _at_most(MAX_TOOLS, list, "tools")] = []
+    tool_choice: Annotated[ToolChoice, PlainValidator(_tool_choice)] = ToolChoice("auto")
     parallel_tool_calls: bool = True
     modalities: Annotated[Any, _only(["text"])] = ["text"]
 
@@ -339,6 +421,42 @@ class ChatRequest(OpenAIRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise _disagreement("top_logprobs", "without logprobs", self.top_logprobs)
         return self
+
+    @model_validator(mode="after")
+    def _messages_have_content(self) -> "ChatRequest":
+        for n, message in enumerate(self.messages):
+            if message.content is None and not message.tool_calls:
+                raise ValueError(f"messages.{n}.content must be given")
+        return self
+
+    @model_validator(mode="after")
+    def _tools_are_called_as_asked(self) -> "ChatRequest":
+        choice, names = self.tool_choice, [tool.function.name for tool in self.tools]
+        if len({*names}) < len(names):
+            raise ValueError(f"tools must have different names, got {shown(names)}")
+        if choice.forces and not names:
+            raise _disagreement("tool_choice", "without tools", choice.name or choice.kind)
+        if choice.kind == "auto" and names:
+            raise ValueError(
+                "tool_choice must be none, required or a function beside tools, since answers in "
+                "the model's own form of calls are not read, got auto"
+            )
+        if choice.kind == "function" and choice.name not in names:
+            raise ValueError(f"tool_choice must name one of tools, got {shown(choice.name)}")
+        if choice.forces and self.response_format != FREE:
+            raise _disagreement("response_format", "with a call", self.response_format[0])
+        return self
+
+    @property
+    def constraint(self) -> Constraint:
+        if not self.tool_choice.forces:
+            return self.response_format
+        functions = [(tool.function.name, tool.function.parameters) for tool in self.tools]
+        return "json_schema", schema_of_call(functions, self.tool_choice.name)
+
+    @property
+    def constraint_field(self) -> str:
+        return "tools" if self.tool_choice.forces else "response_format"
 
 
 def _disagreement(name: str, rule: str, value: Any) -> ValueError:

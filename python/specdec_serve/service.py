@@ -22,7 +22,7 @@ from specdec_serve.batch_queue import BatchQueue, QueuedSequence
 from specdec_serve.constraints import Constraints
 from specdec_serve.encoder import Continuation, Encoder, Prompt
 from specdec_serve.faults import Fault
-from specdec_serve.fields import GenerateParameters, SamplingFields
+from specdec_serve.fields import SamplingFields
 from specdec_serve.growing_text import GrowingText, Piece
 from specdec_serve.metrics import Metrics, TextMetrics
 
@@ -116,8 +116,7 @@ class Service:
             encoded = None if encoding.cancelled() else encoding.result()
             if encoded is None or watch.done():
                 raise Fault(400, "the client has left")  # which nobody reads
-            field = "grammar" if isinstance(asked, GenerateParameters) else "response_format"
-            grammar = await self.constraints.grammar(field, asked.constraint)
+            grammar = await self.constraints.grammar(asked.constraint_field, asked.constraint)
             if watch.done():
                 raise Fault(400, "the client has left")
             settings = asked.sampling() | {"ignore_eos": asked.ignore_eos}

@@ -19,15 +19,8 @@ pytestmark = pytest.mark.server
 GENERATE, COMPLETE, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
 BODIES = {GENERATE: GenerateParameters, COMPLETE: CompletionRequest, CHAT: ChatRequest}
 # What the table of declarations leaves out: what says which text is asked for, and a nested object.
-SPECIAL = {
-    "prompt",
-    "messages",
-    "model",
-    "stream_options",
-    "response_format",
-    "grammar",
-    "prediction",
-}
+SPECIAL = {"prompt", "messages", "model", "stream_options", "response_format", "grammar"}
+SPECIAL |= {"prediction", "tool_choice", "tools"}
 JSON = {"Content-Type": "application/json"}
 
 
@@ -155,7 +148,7 @@ REFUSED = [  # path, body, the field, what the one line says
     (CHAT, '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "messages.0.content", "parts of type text"),
     (CHAT, '{"messages": [{"role": "x", "content": "a"}]}', "messages.0.role", "must be 'system', 'developer', 'user', 'assistant' or 'tool', got 'x'"),
     (CHAT, '{"messages": [{"role": "tool", "content": "a", "tool_call_id": "a"}]}', "messages.0.role", "messages.0.role must be a role that the chat template of the model names, got 'tool'"),
-    (CHAT, '{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": "a"}]}]}', "messages.0.tool_calls", "messages.0.tool_calls must be [], got [{'id': 'a'"),
+    (CHAT, '{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": "a"}]}]}', "messages.0.tool_calls.0.function", "messages.0.tool_calls.0.function must be given"),
     (CHAT, '{"messages": [{"role": "assistant", "tool_calls": []}]}', "messages.0.content", "messages.0.content must be given"),
     # Fields that do not go together, and what is not served.
     (COMPLETE, A + '"stream_options": {"include_usage": true}}', "stream_options", "stream_options must not be given without stream, got {'include_usage': True}"),
