@@ -98,10 +98,12 @@ def test_drafts_that_the_grammar_forbids_are_rejected_and_others_accepted(
     grammar = Grammar.regex(reader, "abcabcabc")
     inputs = encoded(["abcabdabc"])
     follows = GrammarProcessor(grammar, inputs["input_ids"].shape[1])
-    out = generate(
-        MODEL, **inputs, drafter="prompt_lookup", logits_processor=[follows], max_new_tokens=20,
-        do_sample=True, temperature=1.3, seed=1, pad_token_id=END, return_dict_in_generate=True,
-    )  # fmt: skip
+    options = {
+        **inputs, "logits_processor": [follows], "max_new_tokens": 20, "temperature": 1.3,
+        "do_sample": True, "seed": 1, "pad_token_id": END, "return_dict_in_generate": True,
+    }  # fmt: skip
+    assert generate(MODEL, **options, drafter=None).stats.drafted == 0
+    out = generate(MODEL, **options, drafter="prompt_lookup")
     assert texts(out.sequences, inputs["input_ids"].shape[1]) == ["abcabcabc"]
     assert 0 < out.stats.accepted <= out.stats.drafted
     assert forced == (out.stats.accepted == out.stats.drafted == out.stats.new_tokens - 2)
@@ -315,7 +317,7 @@ def test_a_prediction_is_drafted_and_counted(drafter):
         assert got["choices"] == plain["choices"]
         counts = got["usage"]["completion_tokens_details"]
         assert counts["accepted_prediction_tokens"] > 25
-        assert counts["rejected_prediction_tokens"] < 15
+        assert counts["rejected_prediction_tokens"] < 25
         assert got["speculation"]["rounds"] < 15
         parts = {"type": "content", "content": [{"type": "text", "text": edited["content"]}]}
         more = {"stream": True, "stream_options": {"include_usage": True}, "n": 3}

@@ -78,11 +78,15 @@ def test_a_prediction_leaves_the_text_and_takes_fewer_rounds(how, drafter):
 
 @pytest.mark.parametrize("cache", ["spec", "aligned", "dynamic"])
 def test_no_cache_is_too_small_for_a_prediction(cache):
-    """The draft of the last rounds would reach beyond what the text may have."""
-    long = texts(drafter=None, max_new_tokens=60)[0]
-    for most in (1, 2, 24, 40):
-        got, _ = texts(drafter=None, cache=cache, prediction=long, max_new_tokens=most)
+    """Some of its layers see a window alone, and the last drafts are cut to what the text has."""
+    model = hf_models.build("mistral", vocab_size=60, sliding_window=16)
+    long = texts(model=model, drafter=None, max_new_tokens=60)[0]
+    for most in (1, 2, 24, 60):
+        settings = {"drafter": None, "cache": cache, "max_new_tokens": most}
+        got, stats = texts(model=model, prediction=long, **settings)
         assert got == [text[:most] for text in long]
+        assert stats.rounds < 12
+        assert stats.together.predicted == stats.together.accepted_predicted
 
 
 def test_a_text_ends_within_its_prediction():

@@ -141,7 +141,7 @@ def propose_known(session: Session, drafted: DraftedRound, most: NDArray[np.int6
         return False
     chains: dict[int, Sequence[int]] = {}
     for b in np.flatnonzero(most > 0).tolist():
-        limit = min(int(most[b]), session.plan.draft_size, MAX_KNOWN)
+        limit = min(int(most[b]), MAX_KNOWN)
         call, index = session.sequences.calls[b]
         begin, end = session.sequences.prompt_lengths[b], session.history.lengths[b]
         prediction = call.assistant.predictions[index] if call.assistant.predictions else None
@@ -149,7 +149,7 @@ def propose_known(session: Session, drafted: DraftedRound, most: NDArray[np.int6
             text = session.history.tokens[b, begin:end]
             chains[b] = continuation(text, prediction, limit).tolist()
             drafted.predicted[b] = bool(chains[b])
-        if not chains.get(b) and call.processors[index] and drafter is not None:
+        if not chains.get(b) and call.processors[index]:
             chains[b] = _forced(session, b, call.processors[index][-1])[:limit]
     width = max(map(len, chains.values()), default=0)
     if not width:
