@@ -12,7 +12,8 @@ struct PenaltyJob {
   int splits;  // blocks of a sequence
 };
 
-__global__ void __launch_bounds__(kThreads) apply_penalties_kernel(const PenaltyJob job) {
+// Without a number of blocks ptxas spills a register for sm_120.
+__global__ void __launch_bounds__(kThreads, 4) apply_penalties_kernel(const PenaltyJob job) {
   const PenaltyParams& p = job.p;
   const int64_t b = blockIdx.x / static_cast<unsigned>(job.splits);
   const auto split = static_cast<int>(blockIdx.x % static_cast<unsigned>(job.splits));

@@ -20,7 +20,7 @@ static_assert(kTile % kWarpTile == 0, "warp tiles divide tiles");
 struct RowView {
   const void* data;
   const uint32_t* allowed;  // words of a bitmask, null if all tokens are allowed
-  int64_t first;            // the bit of the first entry in it
+  int32_t first;            // the bit of the first entry in it
   int64_t vocab;
   DType dtype;
   Read read;
@@ -40,7 +40,7 @@ struct RowView {
   __device__ RowView part(int64_t skip, int64_t size) const {
     RowView out = *this;
     out.data = address(data, skip);
-    out.first = first + skip;
+    out.first = first + static_cast<int32_t>(skip);
     out.vocab = vocab - skip < size ? vocab - skip : size;
     return out;
   }

@@ -30,6 +30,7 @@ struct TreeStep {
   ScaledTarget scaled;
 
   int32_t first_draft, last_draft;  // the drafts subtracted from the row
+  bool summed;                      // the last scan has summed the residual of the row
   int32_t num_excluded;
   double target_scale;   // c, the factor of P
   double residual_mass;  // the scale of the next child's Q

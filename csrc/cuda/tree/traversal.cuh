@@ -14,11 +14,11 @@ class Traversal : TreeVerifier {
   // subtracted from the residual of its parent, whose next child follows, or the parent itself is
   // tested.
   __device__ void run() {
-    int64_t node = kNone, depth = 0, child = kNone;
-    bool summed = false;  // the last scan has summed the residual of the row after `node`
+    int32_t node = kNone, depth = 0, child = kNone;  // 64 bits would spill registers
+    one([&] { t_.summed = false; });  // by the last scan, of the residual of the row after `node`
     one([&] { enter(kNone, kNone, depth, 1); });
     for (bool descends = true;;) {
-      child = descends ? next_child(node, child, depth) : kNone;
+      child = descends ? static_cast<int32_t>(next_child(node, child, depth)) : kNone;
       descends = true;
       if (child != kNone) {
         const double accept_prob = weigh(node, depth, child);
@@ -27,15 +27,15 @@ class Traversal : TreeVerifier {
           one([&] { enter(child, node, depth, accept_prob); });
           node = child;
           child = kNone;
-          summed = false;
+          one([&] { t_.summed = false; });
           continue;
         }
       }
-      if (node < 0 || accepts(node)) return accept_path(node, depth, summed);
+      if (node < 0 || accepts(node)) return accept_path(node, depth);
       child = node;
-      node = record_after(child).parent;
+      node = static_cast<int32_t>(record_after(child).parent);
       --depth;
-      descends = subtract(node, depth, child, summed);
+      descends = subtract(node, depth, child);
     }
   }
 
@@ -125,7 +125,7 @@ class Traversal : TreeVerifier {
 
   // Subtracts the draft of a rejected child from the residual of its parent. Returns whether the
   // next child may be tried.
-  __device__ bool subtract(int64_t node, int64_t depth, int64_t child, bool& summed) {
+  __device__ bool subtract(int64_t node, int64_t depth, int64_t child) {
     one([&] {
       restore(node, depth);
       t_.child = child;
@@ -134,8 +134,8 @@ class Traversal : TreeVerifier {
       push_draft(t_.residual_mass);
     });
     // P is read at the drafted tokens alone where the first draft lists them.
-    summed = q_.direct || !t_.draft.lists_tokens() || t_.first_draft != t_.last_draft;
-    if (summed) {
+    const bool scans = q_.direct || !t_.draft.lists_tokens() || t_.first_draft != t_.last_draft;
+    if (scans) {
       sum_residual(ScanKind::kResidual);
     } else {
       ThreadBlock block = this->block();
@@ -157,11 +157,11 @@ class Traversal : TreeVerifier {
       r.last_draft = t_.last_draft;
       return !ends;
     });
-    summed = summed && goes_on;
+    one([&] { t_.summed = scans && goes_on; });
     return goes_on;
   }
 
-  __device__ void accept_path(int64_t node, int64_t depth, bool summed) {
+  __device__ void accept_path(int64_t node, int64_t depth) {
     const NodeRecord& r = record_after(node);
     one([&] {
       s_.accepted = static_cast<int32_t>(depth);
@@ -175,7 +175,7 @@ class Traversal : TreeVerifier {
     if (r.status == kTargetInvalid) return report_target();
     report(r.status);
     if (r.first_draft >= 0) {
-      if (!summed) sum_residual(ScanKind::kResidual);
+      if (!t_.summed) sum_residual(ScanKind::kResidual);
       if (t_.positive_sum > 0) return emit(draw_residual(ScanKind::kResidual));
       report(kEmptyResidual);
     }

@@ -52,6 +52,7 @@ from .sequence import (
     MAXIMUM,
     MODE,
     P_SCALE,
+    TARGET_ROWS,
     THRESHOLD,
     VALID,
     Call,
@@ -187,7 +188,7 @@ def fill_tile(
         tl.store(r.stats.sums + r.stats.tiles + tile, tl.sum(units, 0))
 
 
-@launch.kernel("target", *DRAFT_ROWS)
+@launch.kernel(*TARGET_ROWS, *DRAFT_ROWS)
 def fill_residuals(
     target: Target, draft: Draft, call: Call, scratch: Scratch,
     RULE: tl.constexpr, FILTERS: tl.constexpr, PROBS: tl.constexpr, DIRECT: tl.constexpr,

@@ -65,6 +65,7 @@ from .sequence import (
     LOGPROB,
     MAXIMUM,
     MODE,
+    TARGET_ROWS,
     THRESHOLD,
     VALID,
     Call,
@@ -79,7 +80,7 @@ from .sequence import (
 LOG_OF_ZERO = tl.constexpr(-745.13321910194122)  # a probability of this logarithm is 0 in float64
 
 
-@launch.kernel("target", *DRAFT_ROWS)
+@launch.kernel(*TARGET_ROWS, *DRAFT_ROWS)
 def tile_statistics(
     target: Target, draft: Draft, call: Call, scratch: Scratch,
     RULE: tl.constexpr, STATS: tl.constexpr, STREAM: tl.constexpr, FILTERS: tl.constexpr,
@@ -226,7 +227,7 @@ def draft_summary(
     return q_x, log_q_x, maximum, log_sum, threshold, mode
 
 
-@launch.kernel("target", *DRAFT_ROWS)
+@launch.kernel(*TARGET_ROWS, *DRAFT_ROWS)
 def summarize_rows(
     target: Target, draft: Draft, call: Call, scratch: Scratch,
     RULE: tl.constexpr, STATS: tl.constexpr, STREAM: tl.constexpr, FILTERS: tl.constexpr,

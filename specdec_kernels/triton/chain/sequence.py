@@ -62,6 +62,9 @@ class Target(NamedTuple):
     words_i: Any  # from one row to the next
 
 
+TARGET_ROWS = tuple(f"target_{name}" for name in Target._fields[: Target._fields.index("allowed")])
+
+
 class Call(NamedTuple):
     """The other arguments of a call. Tensors of options that are not used are None."""
 

@@ -48,6 +48,7 @@ from .sequence import (
     MODE,
     P_SCALE,
     STEP,
+    TARGET_ROWS,
     THRESHOLD,
     VALID,
     Call,
@@ -183,7 +184,7 @@ def recovered_or_bonus(
     return token, status
 
 
-@launch.kernel("target", *DRAFT_ROWS)
+@launch.kernel(*TARGET_ROWS, *DRAFT_ROWS)
 def draw(
     target: Target, draft: Draft, call: Call, scratch: Scratch, out: Outputs,
     RULE: tl.constexpr, STATS: tl.constexpr, STREAM: tl.constexpr, FILTERS: tl.constexpr,
