@@ -46,8 +46,8 @@ class Draft(NamedTuple):
     ragged: Any = 0  # 1 if the list is [R-B, D], which has no row for the last target row of each
 
 
-# Of a kernel's argument `draft`, what it is compiled anew for; see `launch.kernel`. A bitmask is read
-# a word at a time, which no alignment makes faster.
+# Of a kernel's argument `draft`, what it is compiled anew for; see `launch.kernel`. A bitmask is
+# read a word at a time, which no alignment makes faster.
 DRAFT_ROWS = tuple(f"draft_{name}" for name in Draft._fields[: Draft._fields.index("allowed")])
 
 
