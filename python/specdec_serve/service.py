@@ -130,6 +130,7 @@ class Service:
                     line = f"min_tokens must be at most the {new} new tokens of the answer"
                     raise Fault(400, f"{line}, got {asked.min_tokens}", param="min_tokens")
                 settings |= {"max_new_tokens": new, "seed": own}
+                settings["cache_salt"] = getattr(asked, "cache_salt", "")
                 settings["stop"] = StopCriterion(self.tokenizer, ids, stop) if stop else None
                 settings["processors"] = self.constraints.processors(asked, len(ids), grammar)
                 sequences.append(self._submit(ids, settings, num_top_logprobs, fields))
