@@ -110,10 +110,8 @@ class SpeculativeDecoder(Options):
                 `Step.top_logprobs` lists, at least 0, or None, which lists nothing.
             cancelled: with ``source``, called before each chunk of the prompt and before each
                 round; the sequence ends where it returns True.
-            prefix: with ``source``, an `extras.prefix_cache.Prefix`, which says what the sequences
-                of this call share with others, and is told what they took.
-            prefix_cache: with ``source``, an `extras.prefix_cache.PrefixCache`, which keeps the
-                texts that end for prompts that begin with them.
+            prefix, prefix_cache: with ``source``, a `Prefix` and a `PrefixCache` of
+                specdec_hf.extras.prefix_cache; see docs/loop.md#chunked-prefill.
 
         Raises:
             ValueError: this object has a streamer, which would get nothing; a sequence that cannot
@@ -125,10 +123,9 @@ class SpeculativeDecoder(Options):
                 f"{shown(self.streamer)}"
             )
         check_language_model("model", model)
-        for name, value in (("prefix", prefix), ("prefix_cache", prefix_cache)):
-            if value is not None and source is None:
-                raise ValueError(f"{name} must be None without a source, got {shown(value)}")
         chunk = prefill_chunk_size
+        if source is None:
+            _check_none(prefix=prefix, prefix_cache=prefix_cache)
         if source is None and chunk is not None:
             kwargs["prefill_chunk_size"] = chunk
         elif chunk is not None:
@@ -199,6 +196,13 @@ class SpeculativeDecoder(Options):
             records_graphs=bool(self.compile) and compiles_on(model.device),
         )  # fmt: skip
         return SpecOutput(stats=stats)
+
+
+def _check_none(**given: Any) -> None:
+    """Refuse what only sequences that join have."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} must be None without a source, got {shown(value)}")
 
 
 def _never() -> bool:
