@@ -373,8 +373,9 @@ def _serve(settings: dict[str, Any]) -> None:
     kind = StaticBatches if settings["batches"] == STATIC else SpeculativeDecoder
     drafter = None if settings["drafter"] == "none" else settings["drafter"]
     queue = BatchQueue(
-        model, kind(drafter, rule="match"), settings["batch_size"], settings["chunk"]
-    )
+        model, kind(drafter, rule="match"), settings["batch_size"], settings["chunk"],
+        prefix_cache=0,  # every prompt is read
+    )  # fmt: skip
     limits = Limits(max_waiting=settings["clients"])
 
     def ready() -> None:

@@ -86,6 +86,8 @@ class SpeculativeDecoder(Options):
         prefill_chunk_size: Any = None,
         num_top_logprobs: Any = None,
         cancelled: Any = None,
+        prefix: Any = None,
+        prefix_cache: Any = None,
         **kwargs: Any,
     ) -> Generator[Step, None, SpecOutput]:
         """Yield a `Step` per sequence and round; the generator returns a `SpecOutput`.
@@ -95,11 +97,12 @@ class SpeculativeDecoder(Options):
             seed: of this call; None means that of this object.
             source: gives sequences that join the batch between two rounds. It is called with the
                 number of those that run or are read, until it returns None. It returns the
-                arguments of one sequence: ``input_ids`` [1, T], ``seed``, ``cancelled``, and what
-                else `stream` takes of the model's ``generate``. Such a sequence has the next
-                number, B and up, in `Step.sequence` and in the statistics, and the output holds the
-                statistics alone. A batch that no sequence can join calls it before its first round
-                alone, and a note says why; see docs/loop.md#continuous-batching.
+                arguments of one sequence: ``input_ids`` [1, T], ``seed``, ``cancelled``,
+                ``prefix``, and what else `stream` takes of the model's ``generate``. Such a
+                sequence has the next number, B and up, in `Step.sequence` and in the statistics,
+                and the output holds the statistics alone. A batch that no sequence can join calls
+                it before its first round alone, and a note says why; see
+                docs/loop.md#continuous-batching.
             prefill_chunk_size: with ``source``, about how many tokens of their prompts are read
                 between two rounds of the others, at least 1; None is 256. Without, it is an
                 argument of the model's ``generate``.
@@ -107,6 +110,8 @@ class SpeculativeDecoder(Options):
                 `Step.top_logprobs` lists, at least 0, or None, which lists nothing.
             cancelled: with ``source``, called before each chunk of the prompt and before each
                 round; the sequence ends where it returns True.
+            prefix, prefix_cache: with ``source``, a `Prefix` and a `PrefixCache` of
+                specdec_hf.extras.prefix_cache; see docs/loop.md#chunked-prefill.
 
         Raises:
             ValueError: this object has a streamer, which would get nothing; a sequence that cannot
@@ -119,6 +124,8 @@ class SpeculativeDecoder(Options):
             )
         check_language_model("model", model)
         chunk = prefill_chunk_size
+        if source is None:
+            _check_none(prefix=prefix, prefix_cache=prefix_cache)
         if source is None and chunk is not None:
             kwargs["prefill_chunk_size"] = chunk
         elif chunk is not None:
@@ -126,7 +133,8 @@ class SpeculativeDecoder(Options):
         call = self._prepare(model, input_ids, num_top_logprobs, **kwargs)
         if source is not None:
             seed = self.seed if seed is None else seed
-            return (yield from self._joined(model, (call, seed, cancelled), source, chunk))
+            first = call, seed, cancelled, prefix
+            return (yield from self._joined(model, first, source, chunk, prefix_cache))
         return (yield from rounds(begin(model, call, self, seed)))
 
     def _prepare(
@@ -156,19 +164,22 @@ class SpeculativeDecoder(Options):
     def _joined(
         self,
         model: Any,
-        first: tuple[Call, Any, Callable[[], bool] | None],
+        first: tuple[Call, Any, Callable[[], bool] | None, Any],
         source: Callable[[int], dict[str, Any] | None],
         chunk: int | None,
+        prefix_cache: Any,
     ) -> Generator[Step, None, SpecOutput]:
         """The rounds of a batch that sequences of ``source`` join; see `stream`.
 
         Args:
-            first: the call that the batch begins with, its seeds, and whether it was given up.
+            first: the call that the batch begins with, its seeds, whether it was given up, and its
+                prefix.
         """
         from specdec_hf.extras.continuous_batching import Asked, run_continuous  # noqa: PLC0415  # for servers
+        from specdec_hf.extras.prefix_cache import Prefix  # noqa: PLC0415  # the same
 
-        def asked(call: Call, seed: Any, cancelled: Callable[[], bool] | None) -> Asked:
-            return Asked(call, model.device, seed, cancelled or _never)
+        def asked(call: Call, seed: Any, cancelled: Any, prefix: Any) -> Asked:
+            return Asked(call, model.device, seed, cancelled or _never, prefix or Prefix())
 
         def next_call(running: int) -> Asked | None:
             given = source(running)
@@ -176,14 +187,22 @@ class SpeculativeDecoder(Options):
                 return None
             given = dict(given)
             seed, cancelled = given.pop("seed", self.seed), given.pop("cancelled", None)
-            return asked(self._prepare(model, **given), seed, cancelled)
+            prefix = given.pop("prefix", None)
+            return asked(self._prepare(model, **given), seed, cancelled, prefix)
 
         stats = yield from run_continuous(
             model, lambda call, seeds: begin(model, call, self, seeds),
-            asked(*first), next_call, chunk,
+            asked(*first), next_call, chunk, prefix_cache=prefix_cache,
             records_graphs=bool(self.compile) and compiles_on(model.device),
         )  # fmt: skip
         return SpecOutput(stats=stats)
+
+
+def _check_none(**given: Any) -> None:
+    """Refuse what only sequences that join have."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} must be None without a source, got {shown(value)}")
 
 
 def _never() -> bool:

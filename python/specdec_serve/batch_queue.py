@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_integer, check_integers, shown
 from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.extras.continuous_batching import PREFILL_CHUNK_SIZE
+from specdec_hf.extras.prefix_cache import Prefix, PrefixCache
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.entry import prepare_call
 from specdec_hf.request.sampling import make_sampling, sequence_seeds
@@ -23,6 +24,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 # A batch that sequences join keeps counts of all of them, so after so many another one begins.
 MAX_SEQUENCES = 1024
+PREFIX_CACHE = 512 * 10**6  # bytes
 # What every sequence asks, whatever the generation config of the model says.
 COMMON: dict[str, Any] = {"do_sample": True, "return_dict_in_generate": False}
 # Fields of a generation config with the only value that a sequence of a batch can have: they need
@@ -54,6 +56,7 @@ class QueuedSequence:
         num_top_logprobs: how many of the likeliest tokens `Step.top_logprobs` lists for each of
             its tokens; None lists nothing.
         stop, processors, ignore_eos, prediction: as in `BatchQueue.submit`.
+        prefix: its salt, and how many tokens of its prompt were not read: 0 before its first step.
         cancelled: set it, and the sequence leaves its batch after the round that runs, or after the
             chunk of its prompt that is read; or, where it still waits, is never decoded.
         steps: those that are not read yet, and None or an error behind the last.
@@ -67,6 +70,7 @@ class QueuedSequence:
     processors: Sequence[LogitsProcessor] = ()
     ignore_eos: bool = False
     prediction: Sequence[int] = ()
+    prefix: Prefix = field(default_factory=Prefix)
     cancelled: bool = False
     steps: asyncio.Queue[Step | Exception | None] = field(default_factory=asyncio.Queue)
     _has_last: bool = field(default=False, init=False, repr=False)
@@ -115,10 +119,15 @@ class BatchQueue:
         batch_size: most sequences of a batch.
         prefill_chunk_size: about how many tokens of prompts are read between two rounds of the
             sequences that run, and in one turn of a prompt.
+        prefix_cache: bytes for keys and values of texts that have ended, of which a prompt that
+            begins with the same tokens takes those; 0 keeps none.
+
+    Attributes:
+        prefix_cache: the `PrefixCache`, whose counts anyone may read.
 
     Raises:
-        ValueError, TypeError: a number is not an integer of at least 1; a field of the model's
-            generation config that no sequence of a batch can have, by name.
+        ValueError, TypeError: a number is not an integer of at least 1, or 0 for ``prefix_cache``;
+            a field of the model's generation config that no sequence of a batch can have, by name.
 
     Example, in a coroutine:
         async with BatchQueue(model, SpeculativeDecoder("prompt_lookup", rule="match")) as queue:
@@ -132,10 +141,12 @@ class BatchQueue:
         decoder: SpeculativeDecoder,
         batch_size: int = 8,
         prefill_chunk_size: int = PREFILL_CHUNK_SIZE,
+        prefix_cache: int = PREFIX_CACHE,
     ) -> None:
         self.model, self.decoder = model, decoder
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self.prefill_chunk_size = check_integer("prefill_chunk_size", prefill_chunk_size, 1)
+        self.prefix_cache = PrefixCache(check_integer("prefix_cache", prefix_cache, 0))
         _check_generation_config(model)
         self._waiting: deque[QueuedSequence] = deque()  # a thread takes from it too
         self._submitted = asyncio.Event()
@@ -199,6 +210,7 @@ class BatchQueue:
         processors: Sequence[LogitsProcessor] = (),
         ignore_eos: bool = False,
         prediction: Sequence[int] = (),
+        cache_salt: str = "",
     ) -> QueuedSequence:
         """Let a sequence wait for its batch.
 
@@ -215,6 +227,7 @@ class BatchQueue:
             ignore_eos: whether the sequence goes on behind an end-of-sequence token.
             prediction: token ids of the text that is expected, as in `generate`; at most the
                 model's context.
+            cache_salt: only sequences of the same salt share keys and values of a prefix.
 
         Raises:
             ValueError: an argument is out of range.
@@ -229,6 +242,8 @@ class BatchQueue:
             check_integer("num_top_logprobs", num_top_logprobs, 0)
         if stop is not None and not callable(stop):
             raise TypeError(f"stop must be None or a function of token ids, got {shown(stop)}")
+        if not isinstance(cache_salt, str):
+            raise TypeError(f"cache_salt must be a string, got {shown(cache_salt)}")
         length = context_length(self.model)
         if length is not None and max_new_tokens >= length:
             rule = f"at most {length - 1}, one less than the model's context length"
@@ -250,8 +265,9 @@ class BatchQueue:
         sequence_seeds([seed], 1)
         given = {"seed": seed, **sampling}
         sequence = QueuedSequence(
-            prompt, max_new_tokens, given, num_top_logprobs, stop, processors, ignore_eos, expected
-        )
+            prompt, max_new_tokens, given, num_top_logprobs, stop, processors, ignore_eos, expected,
+            Prefix(cache_salt),
+        )  # fmt: skip
         self._waiting.append(sequence)
         self._submitted.set()
         return sequence
@@ -317,7 +333,7 @@ class BatchQueue:
         given = _arguments(first, self.model.device)
         return self.decoder.stream(
             self.model, given.pop("input_ids"), **given, source=source,
-            prefill_chunk_size=self.prefill_chunk_size,
+            prefill_chunk_size=self.prefill_chunk_size, prefix_cache=self.prefix_cache,
         )  # fmt: skip
 
 
@@ -367,6 +383,7 @@ def _arguments(sequence: QueuedSequence, device: torch.device) -> dict[str, Any]
         "max_new_tokens": sequence.max_new_tokens,
         "num_top_logprobs": [sequence.num_top_logprobs],
         "cancelled": lambda: sequence.cancelled,
+        "prefix": sequence.prefix,
         "stopping_criteria": [] if stop is None else [ended],
         "logits_processor": LogitsProcessorList(sequence.processors),
         **({"eos_token_id": -1} if sequence.ignore_eos else {}),

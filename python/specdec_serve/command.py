@@ -11,6 +11,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,12 +32,21 @@ OF_REQUESTS = (
 PACKAGES = ("fastapi", "prometheus_client", "pydantic", "uvicorn")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")  # of Uvicorn, but for trace
 FREE_PORTS = 9  # that are tried for one that all addresses have free
+MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(?:([KMGT])(i?))?B?", re.IGNORECASE)
 ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}  # an address that the machine does not have
 
 
 def _check_key(name: str, value: str) -> None:
     if not re.fullmatch("[!-~]+", value):  # it is not shown
         fail(f"{name} must be of printable ASCII characters without blanks, at least one")
+
+
+def _bytes_of(memory: str) -> int:
+    """The bytes of a size that `MEMORY` describes."""
+    found = MEMORY.fullmatch(memory)
+    assert found is not None
+    number, unit, binary = found.groups("")
+    return int(Decimal(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
 
 
 @takes_settings(without=OF_REQUESTS)
@@ -49,6 +59,15 @@ def serve(
             "--prefill-chunk-size N", "Tokens of prompts read between two rounds of others.", LIMIT
         ),
     ] = 256,
+    prefix_cache: Annotated[
+        str,
+        option(
+            "--prefix-cache MEMORY",
+            "Memory for keys and values of earlier texts, from which prompts begin: 2GB, 512MiB; "
+            "0 for none.",
+            must_be("a size such as 512MB or 2GiB, or 0 for none", MEMORY.fullmatch),
+        ),
+    ] = "512MB",
     max_waiting: Annotated[
         int,
         option("--max-waiting N", "Texts beyond these that may be open; then 429.", at_least(0)),
@@ -111,10 +130,14 @@ def serve(
 
             name = served_model_name or _name_of(sources.model.name)
             decoder = make_decoder(settings, loaded.drafter, loaded.tokenizer)
-            queue = BatchQueue(loaded.model, decoder, batch_size, prefill_chunk_size)
+            memory = _bytes_of(prefix_cache)
+            queue = BatchQueue(loaded.model, decoder, batch_size, prefill_chunk_size, memory)
             limits = Limits(max_waiting=max_waiting, max_new_tokens=max_tokens)
             say("warming up")
             queue.warm_up()
+            if queue.prefix_cache.reason:
+                unused = f"--prefix-cache keeps nothing: {queue.prefix_cache.reason}"
+                console.print(visible(unused), soft_wrap=True)
             gc.collect()  # the server freezes what is there
             listens = (host, *(address for address, *_ in addresses))
             app = make_app(

@@ -286,6 +286,7 @@ class OpenAIRequest(SamplingFields):
     # What follows changes no text; clients send it by default.
     user: str = ""
     metadata: Annotated[dict[str, str], _at_most(MAX_METADATA, dict, "pairs")] = {}
+    cache_salt: str = ""  # of vLLM
     response_format: Annotated[Constraint, PlainValidator(_response_format)] = FREE
     prediction: Annotated[str, PlainValidator(_prediction)] = ""
     store: Off = False

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
 from specdec_hf.loop.streaming import Step
 
 # Seconds; the last bucket holds all that took longer.
@@ -28,14 +29,29 @@ HISTOGRAMS = {
 }
 
 
+Values = Mapping[str, tuple[str, Callable[[], float]]]
+
+
+class _Counted:
+    """Counters of other objects, read when Prometheus does."""
+
+    def __init__(self, counts: Values) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        for name, (text, value) in self._counts.items():
+            yield CounterMetricFamily(f"specdec_{name}", text, value=value())
+
+
 class Metrics:
     """Counts what the texts of a server do.
 
     Args:
         gauges: by name, a description and a function that gives the value.
+        counts: the same for what only grows, and is counted elsewhere.
     """
 
-    def __init__(self, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
+    def __init__(self, gauges: Values, counts: Values) -> None:
         self.registry = CollectorRegistry()
         named: dict[str, Any] = {"registry": self.registry, "namespace": "specdec"}
         self.counters = {name: Counter(name, text, **named) for name, text in COUNTERS.items()}
@@ -46,6 +62,7 @@ class Metrics:
         }
         for name, (text, value) in gauges.items():
             Gauge(name, text, **named).set_function(value)
+        self.registry.register(_Counted(counts))
 
     def exposition(self) -> bytes:
         """The body that Prometheus reads, of the type `CONTENT_TYPE_LATEST`."""

@@ -59,10 +59,18 @@ class Service:
         self.encoder = Encoder(tokenizer, context)
         self.constraints = Constraints(queue.model, tokenizer)
         self.places = 0
+        kept = queue.prefix_cache
         self.metrics = Metrics({
             "texts_running": ("texts that are decoded", lambda: queue.num_running),
             "texts_waiting": ("encoded texts that wait for the batch", lambda: queue.num_waiting),
             "texts_open": ("texts of open requests, encoded or not", lambda: self.places),
+            "prefix_cache_bytes": ("memory of the prefix cache", lambda: kept.bytes),
+            "prefix_cache_texts": ("texts that the prefix cache keeps", lambda: len(kept)),
+        }, {
+            "prefix_cache_queries": ("prompts that were looked up", lambda: kept.queries),
+            "prefix_cache_hits": ("of them, those that took something", lambda: kept.hits),
+            "prefix_cache_tokens": ("tokens that these took", lambda: kept.reused_tokens),
+            "prefix_cache_evictions": ("texts that went for a newer one", lambda: kept.evictions),
         })  # fmt: skip
         self.open: dict[int, QueuedSequence] = {}
         self._ends = False
@@ -130,6 +138,7 @@ class Service:
                     line = f"min_tokens must be at most the {new} new tokens of the answer"
                     raise Fault(400, f"{line}, got {asked.min_tokens}", param="min_tokens")
                 settings |= {"max_new_tokens": new, "seed": own}
+                settings["cache_salt"] = getattr(asked, "cache_salt", "")
                 settings["stop"] = StopCriterion(self.tokenizer, ids, stop) if stop else None
                 settings["processors"] = self.constraints.processors(asked, len(ids), grammar)
                 sequences.append(self._submit(ids, settings, num_top_logprobs, fields))

@@ -20,7 +20,8 @@ class Usage:
     """
 
     def __init__(self, sequences: Sequence[QueuedSequence], copies: int) -> None:
-        self._prompts = sum(len(one.input_ids) for one in sequences[::copies])
+        self._first = sequences[::copies]
+        self._prompts = sum(len(one.input_ids) for one in self._first)
         self._counts = SequenceStats()
 
     def add(self, step: Step) -> None:
@@ -39,6 +40,9 @@ class Usage:
                 "prompt_tokens": self._prompts,
                 "completion_tokens": counts.new_tokens,
                 "total_tokens": self._prompts + counts.new_tokens,
+                "prompt_tokens_details": {
+                    "cached_tokens": sum(one.prefix.num_cached for one in self._first),
+                },
                 "completion_tokens_details": {
                     "accepted_prediction_tokens": counts.accepted_predicted,
                     "rejected_prediction_tokens": counts.predicted - counts.accepted_predicted,

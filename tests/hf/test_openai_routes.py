@@ -34,9 +34,10 @@ def ask(client, path, asked):
     return answers
 
 
-def usage(read, new, accepted=0, rejected=0):
+def usage(read, new, accepted=0, rejected=0, cached=0):
     found = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
     counts = {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
+    counts["prompt_tokens_details"] = {"cached_tokens": cached}
     return {**counts, "completion_tokens_details": found}
 
 
@@ -90,6 +91,7 @@ def test_a_chat_is_written_as_openai_writes_it(server):
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = ask(server[0], CHAT, asked | streamed)
     head["object"] += ".chunk"
+    end["usage"] = usage(read, NEW, cached=read - 1)
     assert last == {**head, "choices": [], **end}
     assert all(chunk == {**head, "usage": None, "choices": chunk["choices"]} for chunk in chunks)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -149,6 +151,37 @@ def test_the_length_that_is_not_given(server):
         ):
             (answer,) = ask(client, path, text | {"seed": 1})
             assert answer["usage"][name] == count
+
+
+def test_the_usage_says_how_much_of_a_prompt_was_known(server):
+    """To a prompt of the same salt; a prompt of several choices counts once."""
+    client, queue = server
+    asked = {"prompt": READ, "max_tokens": 9, "seed": 3}
+    salted, most = {"cache_salt": "mine"}, len(TOKENIZER(READ)["input_ids"]) - 1
+    turns = (
+        ({}, 0),
+        (salted, 0),
+        (salted, most),
+        (salted, most),
+        ({"n": 2}, most),
+        ({"cache_salt": "other"}, 0),
+    )
+    for more, known in turns:
+        (answer,) = ask(client, COMPLETE, asked | more)
+        assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": known}
+        assert answer["choices"][0]["text"] == alone(READ, max_new_tokens=9, seed=3)[0]
+    assert queue.prefix_cache.hits >= 3
+    (answer,) = ask(client, CHAT, {"messages": MESSAGES, "max_tokens": 9, "seed": 3})
+    said = {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
+    chat = [*MESSAGES, said, {"role": "user", "content": "a"}]
+    (answer,) = ask(client, CHAT, {"messages": chat, "max_tokens": 1, "seed": 3})
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= most
+    kept, counted = queue.prefix_cache, client.get("/metrics").text
+    counts = {"queries_total": kept.queries, "hits_total": kept.hits, "bytes": kept.bytes}
+    counts |= {"tokens_total": kept.reused_tokens, "evictions_total": 0, "texts": len(kept)}
+    assert len(set(counts.values())) == len(counts)
+    for name, value in counts.items():
+        assert f"specdec_prefix_cache_{name} {float(value)}\n" in counted
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from specdec_hf.cli.interrupt import InterruptState
-from specdec_serve.command import _listening, serve
+from specdec_serve.batch_queue import PREFIX_CACHE
+from specdec_serve.command import _bytes_of, _listening, serve
 from support.cli_models import invoke, one_line_error, succeed, write_encoder_decoder
 from support.text_server import (
     NAME,
@@ -271,6 +272,7 @@ def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):
         await started(self, sockets)
         host, port = sockets[0].getsockname()
         answers.append(self.service.queue.prefill_chunk_size)
+        answers.append(self.service.queue.prefix_cache.max_bytes)
         async with httpx.AsyncClient(base_url=f"http://{host}:{port}/v1", timeout=30) as client:
             answers.append((await client.get("/models")).json())
             for asked in ({"max_tokens": 3}, {"max_tokens": 4}, {"n": 3}):
@@ -283,17 +285,33 @@ def test_the_command_serves_the_model_with_its_options(folder, monkeypatch):
     done = invoke(
         "serve", "--model", folder, "--drafter", "prompt_lookup", "--batch-size", 1, "--port", 0,
         "--max-waiting", 1, "--max-tokens", 3, "--dtype", "bfloat16", "--prefill-chunk-size", 9,
+        "--prefix-cache", "1.5MiB", "--no-compile",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    warm, chunk, models, whole, long, many = answers
-    assert (warm, chunk) == ("warm", 9)
+    warm, chunk, memory, models, whole, long, many = answers
+    assert (warm, chunk, memory) == ("warm", 9, 1.5 * 2**20)
     assert [one["id"] for one in models["data"]] == [folder.name]
     assert whole[0] == 200
     assert whole[1]["usage"]["completion_tokens"] == 3
     assert (long[0], many[0]) == (400, 400)
     assert "max_tokens must be at most 3, got 4" in long[1]["error"]["message"]
     assert "n must make at most 2 texts" in many[1]["error"]["message"]
-    assert done.output.startswith(f"{folder.name}, bfloat16, cpu: http://127.0.0.1:")
+    unused, line = done.output.split("\n", 1)
+    assert unused.startswith("--prefix-cache keeps nothing: the bits of a token depend on the for")
+    assert line.startswith(f"{folder.name}, bfloat16, cpu: http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("wrong", ["-1", "much", "1XB", "1 GB", "1e9"])
+def test_a_memory_that_is_no_size_is_one_line(folder, wrong):
+    line = one_line_error("serve", "--model", folder, f"--prefix-cache={wrong}")
+    rule = "a size such as 512MB or 2GiB, or 0 for none"
+    assert line == f"error: --prefix-cache must be {rule}, got {wrong}"
+
+
+def test_a_memory_has_units_of_1000_or_1024():
+    sizes = {"0": 0, "7": 7, "2kb": 2000, "512MB": PREFIX_CACHE, "1.5GiB": 3 * 2**29, "1T": 10**12}
+    assert {size: _bytes_of(size) for size in sizes} == sizes
+    assert inspect.signature(serve).parameters["prefix_cache"].default == "512MB"
 
 
 def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded(folder, monkeypatch):

@@ -60,9 +60,10 @@ def requests():
 
 
 def answer(client, path, asked, *, streams):
-    """The choices, put together of their chunks, and the usage."""
+    """The choices, put together of their chunks, and the usage without what others had read."""
     if not streams:
         whole = client.post(path, json=asked).json()
+        whole.get("usage", {}).pop("prompt_tokens_details", None)
         if path == GENERATE:
             return [generated(whole, whole["details"]["tokens"])], whole["details"]["seed"]
         return [part(choice) for choice in whole["choices"]], whole["usage"]
@@ -80,6 +81,7 @@ def answer(client, path, asked, *, streams):
     for chunk in chunks[:-1]:
         (choice,) = chunk["choices"]
         parts.setdefault(choice["index"], []).append(part(choice))
+    del chunks[-1]["usage"]["prompt_tokens_details"]
     return [joined(parts[index]) for index in sorted(parts)], chunks[-1]["usage"]
 
 

@@ -24,8 +24,16 @@ import torch
 from numpy.typing import NDArray
 from transformers import StoppingCriteriaList
 
-from specdec_hf.arguments import Refused, check_integer
-from specdec_hf.drafting.checks import describe
+from specdec_hf.arguments import check_integer
+from specdec_hf.extras.joins import (
+    CannotJoinError,
+    check_joins,
+    ropes_by_length,
+    why_not_text_alone,
+    why_static,
+    why_unlike_alone,
+)
+from specdec_hf.extras.prefix_cache import Prefix, PrefixCache, SharedPrefixes
 from specdec_hf.loop.begin import begin
 from specdec_hf.loop.output import end
 from specdec_hf.loop.plan import token_budgets
@@ -35,14 +43,7 @@ from specdec_hf.loop.statistics import SequenceStats, SpecStats
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.call import Call
 from specdec_hf.request.sampling import Sampling, sequence_seeds
-from specdec_hf.rules import text_depends_on_drafts
-from specdec_hf.runner.choose import choose_cache
-from specdec_hf.runner.protocol import (
-    ROPES_BY_LENGTH,
-    TOKENS_OF_A_PASS,
-    rope_types,
-    to_device,
-)
+from specdec_hf.runner.protocol import TOKENS_OF_A_PASS, to_device
 
 PREFILL_CHUNK_SIZE = 256  # tokens
 
@@ -56,12 +57,14 @@ class Asked:
         device: the model's.
         seeds: as ``seed`` of `generate`; then one of each sequence.
         cancelled: whether it was given up.
+        prefix: what its sequences may take of other texts.
     """
 
     call: Call
     device: InitVar[torch.device]
     seeds: Any
     cancelled: Callable[[], bool]
+    prefix: Prefix = field(default_factory=Prefix)
 
     def __post_init__(self, device: torch.device) -> None:
         call, count = self.call, len(self.call.mask)
@@ -83,6 +86,7 @@ def run_continuous(
     source: Source,
     prefill_chunk_size: int | None = None,
     *,
+    prefix_cache: PrefixCache | None = None,
     records_graphs: bool = False,
 ) -> Generator[Step, None, SpecStats]:
     """Run the rounds of a batch that sequences join.
@@ -97,6 +101,7 @@ def run_continuous(
         source: gives calls of one sequence each, of text alone.
         prefill_chunk_size: about how many tokens of prompts are read between two rounds of
             sequences that run; None is `PREFILL_CHUNK_SIZE`.
+        prefix_cache: keeps the texts that end for later prompts, where sequences join.
         records_graphs: whether forwards are recorded for a number of sequences when it is begun.
 
     Raises:
@@ -105,7 +110,7 @@ def run_continuous(
     reason = "CUDA graphs are made for one number of sequences" if records_graphs else None
     session = None if records_graphs else start(first.call, first.seeds)
     if session is not None:
-        reason = why_static(session) or _why_unlike_alone(session)
+        reason = why_static(session) or why_unlike_alone(session)
     given = [first] if reason is None else [first, *_those_that_wait(model, first, source)]
     if session is None or len(given) > 1:
         if session is not None:
@@ -114,7 +119,8 @@ def run_continuous(
     session.isolates = True
     borrower, stats = session.borrower, session.stats
     cancels = [one.cancelled for one in given for _ in one.call.mask]
-    prompts = _Prompts(session, source, prefill_chunk_size or PREFILL_CHUNK_SIZE, cancels)
+    shared = _shared(session, given, reason, prefix_cache)
+    prompts = _Prompts(session, source, prefill_chunk_size or PREFILL_CHUNK_SIZE, cancels, shared)
     batch: Session | None = session
     if reason is not None:
         stats.note(f"sequences wait for the next batch: {reason}")
@@ -125,9 +131,7 @@ def run_continuous(
     try:
         while prompts.wait or (batch is not None and not batch.done):
             if batch is not None:
-                yield from _end_cancelled(batch, cancels)
-            if batch is not None and not batch.done:
-                yield from step(batch)
+                yield from _round(batch, cancels, shared)
             if reason is None:
                 batch = yield from prompts.read(batch)
         end(prompts.like if batch is None else batch)
@@ -136,14 +140,42 @@ def run_continuous(
     return stats
 
 
+def _shared(
+    session: Session, given: list[Asked], reason: str | None, store: PrefixCache | None
+) -> SharedPrefixes:
+    """What the sequences of a batch share, which none can join for a reason, or with ``store``."""
+    if store is not None:
+        if reason is not None:
+            store.reason = f"sequences wait for the next batch: {reason}"
+        elif store.open(session):
+            shared = SharedPrefixes(store, [one.prefix for one in given for _ in one.call.mask])
+            shared.watch(session)
+            return shared
+        if reason is None and store.reason:
+            session.stats.note(f"no text is kept for later prompts: {store.reason}")
+    return SharedPrefixes(None, [one.prefix for one in given for _ in one.call.mask])
+
+
+def _round(
+    batch: Session, cancels: list[Callable[[], bool]], shared: SharedPrefixes
+) -> Generator[Step, None, None]:
+    """A round of those that were not given up; the texts that end are kept."""
+    running = batch.history.active.copy()
+    yield from _end_cancelled(batch, cancels)
+    if not batch.done:
+        yield from step(batch)
+    for b in np.flatnonzero(running & ~batch.history.active).tolist():
+        shared.keep(batch, b)
+
+
 def _those_that_wait(model: Any, first: Asked, source: Source) -> list[Asked]:
     """The sequences that begin together with the first, which none can join later."""
     waiting: list[Asked] = []
-    alone = len(first.call.mask) > 1 or _why_not_text_alone(first.call) is not None
-    if alone or _ropes_by_length(model):
+    alone = len(first.call.mask) > 1 or why_not_text_alone(first.call) is not None
+    if alone or ropes_by_length(model):
         return waiting
     while (given := source(1 + len(waiting))) is not None:
-        _check_joins(given.call)
+        check_joins(given.call)
         if given.call.do_sample != first.call.do_sample:
             raise CannotJoinError(f"do_sample={given.call.do_sample} is not that of the batch")
         waiting.append(given)
@@ -161,73 +193,6 @@ def _start_together(start: Callable[[Call, Any], Session], given: list[Asked]) -
         [token_budgets(session.model, call)[1] for call, _ in calls]
     )
     return session
-
-
-def _check_joins(call: Call) -> None:
-    """Raise ValueError for a call that cannot be one of a batch."""
-    if len(call.mask) != 1 or call.beams is not None:
-        raise ValueError(f"source must give one sequence at a time, got {len(call.mask)}")
-    if (reason := _why_not_text_alone(call)) is not None:
-        raise CannotJoinError(reason)
-
-
-class CannotJoinError(ValueError):
-    """A source gave what no batch takes: a fault of the program and not of a sequence."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"source must give sequences that can join the batch: {reason}")
-
-
-def why_static(session: Session) -> str | None:
-    """Why no sequence of this session can join a batch, or another one join it; None if it can."""
-    call, drafter, state = session.call, session.drafter, session.state
-    schedule = session.length_policy.schedule
-    if (reason := _why_not_text_alone(call)) is not None:
-        return reason
-    if not session.runner.has_slots:
-        return f"cache={session.runner.kind!r} holds what its sequences share"
-    if session.stats.compiled is not None:
-        return "CUDA graphs are made for one number of sequences"
-    if kinds := _ropes_by_length(session.model):
-        return f"rotary embedding {min(kinds)!r} turns by the longest sequence of a forward"
-    if drafter is not None and text_depends_on_drafts(session.rule):
-        return f"under rule {session.rule!r} a text may depend on the round in which it begins"
-    assert (state is None) == (drafter is None)
-    if drafter is not None and (drafter.needs.target_forward or not (state and state.joins)):
-        return f"{describe(drafter)} cannot move a sequence from one call to another"
-    if drafter is not None and not schedule.joins:
-        return f"schedule {schedule.name!r} cannot move a sequence from one call to another"
-    return None
-
-
-def _ropes_by_length(model: Any) -> set[str]:
-    """The rotary embeddings with which a text depends on longer ones beside it."""
-    return rope_types(model) & set(ROPES_BY_LENGTH)
-
-
-def _why_not_text_alone(call: Call) -> str | None:
-    """Why the sequences of a call cannot be decoded with those of others; None if they can."""
-    if call.past is not None or call.prefill is not None or call.encoded is not None:
-        return "it began with more than the ids of a prompt"
-    if call.output.per_token:
-        return f"it collects {', '.join(sorted(call.output.per_token))}"
-    return None
-
-
-def _why_unlike_alone(session: Session) -> str | None:
-    """Why a sequence alone, or one of several, would be read otherwise than those of a session."""
-    runner, (packed_model, _) = session.runner, session.plan.packing
-    for count in (1, 2):
-        request = replace(session.plan.request, batch_size=count, prompt=None)
-        try:
-            chosen = choose_cache(session.model, request, packed_model)
-        except Refused as error:
-            return str(error)
-        if not chosen.kind.has_slots:
-            return f"a batch of {count} would have cache={chosen.kind.name!r}"
-        if chosen.model is not runner.model:
-            return f"packed weights would serve only some of its sizes: {chosen.why_not_packed}"
-    return None
 
 
 def _end_cancelled(
@@ -261,7 +226,7 @@ class _Prompts:
 
     Attributes:
         like: a session of the batch, whose options all others have.
-        source, chunk, cancels: as in `run_continuous`.
+        source, chunk, cancels, shared: as in `run_continuous`.
         reading: in the order of their turns, but for the one ``served`` last, which lets those
             that come meanwhile go first.
     """
@@ -270,6 +235,7 @@ class _Prompts:
     source: Source
     chunk: int
     cancels: list[Callable[[], bool]]
+    shared: SharedPrefixes
     reading: deque[_Prompt] = field(default_factory=deque)
     served: _Prompt | None = None
 
@@ -298,13 +264,15 @@ class _Prompts:
             one = self.reading.popleft()
             if one.asked.cancelled():
                 yield _ended(self.like.stats, one.number, "cancelled")
+                if one.session is not None:
+                    self.shared.keep(one.session, 0)
                 asks = True
                 continue
             try:
                 alone = one.session = one.session or self._begin(one)
                 reading = [other.session for other in self.reading if other.session is not None]
                 others = [*joining, *reading] if batch is None else [batch, *joining, *reading]
-                _share_prefix(alone, others)
+                self.shared.share(alone, others)
                 took, whole = yield from _read(alone, left)
             except CannotJoinError:
                 raise
@@ -318,6 +286,7 @@ class _Prompts:
             elif not alone.done:
                 joining.append(alone)
             else:
+                self.shared.keep(alone, 0)
                 asks = True
         return self._joined(batch, joining)
 
@@ -327,10 +296,11 @@ class _Prompts:
         given = self.source(running + waiting)
         if given is None:
             return False
-        _check_joins(given.call)
+        check_joins(given.call)
         stats = self.like.stats
         self.reading.append(_Prompt(given, len(stats.sequences)))
         self.cancels.append(given.cancelled)
+        self.shared.prefixes.append(given.prefix)
         stats.sequences.append(SequenceStats(prompt_tokens=int(given.call.mask.sum())))
         stats.seeds += given.seeds
         return True
@@ -344,7 +314,7 @@ class _Prompts:
         if reason is not None:
             raise CannotJoinError(reason)
         alone.sequences.numbers = [one.number]
-        return alone
+        return self.shared.watch(alone)
 
     def _joined(self, batch: Session | None, joining: list[Session]) -> Session | None:
         """The batch with the sequences that join."""
@@ -364,7 +334,7 @@ class _Prompts:
         if batch is None or len(joining) > len(ended) or 2 * wanted <= len(batch.sequences.numbers):
             return self._of_size(batch, joining)
         for b, alone in zip(ended, joining, strict=False):
-            batch.take(b, alone, 0)
+            self.shared.move(batch, b, alone, 0)
         return batch
 
     def _of_size(self, batch: Session | None, joining: list[Session]) -> Session:
@@ -374,44 +344,15 @@ class _Prompts:
             running = np.flatnonzero(batch.history.active).tolist()
             moved = [*((batch, index) for index in running), *moved]
         call = padded_together([session.sequences.calls[index] for session, index in moved])
-        resized = _begin_like(self.like, call, 0)
+        resized = self.shared.watch(_begin_like(self.like, call, 0))
         for b, (other, index) in enumerate(moved):
-            resized.take(b, other, index)
+            self.shared.move(resized, b, other, index)
         self._leave(batch)
         return resized
 
     def _leave(self, batch: Session | None) -> None:
         if batch is not None:
             batch.length_policy.remember()
-
-
-@torch.inference_mode()
-def _share_prefix(alone: Session, others: list[Session]) -> None:
-    """Take the keys and values of what a prompt has in common with a text that was read.
-
-    The last token of the prompt is read for its logits. Where a drafter reads hidden states, which
-    are not kept, the whole prompt is read.
-    """
-    if not alone.first_round or (alone.drafter_call is not None and alone.drafter_call.kept_states):
-        return
-    prompt = alone.history.tokens[0, : alone.sequences.prompt_lengths[0] - 1]
-    held, best = int(alone.runner.lengths[0]), None
-    for other in others:
-        for b in np.flatnonzero(other.history.active).tolist():
-            size = int(other.runner.lengths[b])
-            common = _length_of_prefix(other.history.tokens[b, :size], prompt)
-            if common > held:
-                held, best = common, (other.runner, b)
-    if best is not None:
-        runner, b = best
-        alone.runner.take(0, runner, b, held)
-
-
-def _length_of_prefix(text: NDArray[np.int64], prompt: NDArray[np.int64]) -> int:
-    """How many tokens at the beginning of two texts are the same."""
-    size = min(len(text), len(prompt))
-    unlike = np.flatnonzero(text[:size] != prompt[:size])
-    return int(unlike[0]) if len(unlike) else size
 
 
 def _read(alone: Session, most: float) -> Generator[Step, None, tuple[float, bool]]:
