@@ -62,3 +62,30 @@ def plugin():
     """Installs the plug-in with the settings it is called with, until the test ends."""
     yield lambda **given: install(Settings(**given))
     vllm_interface.restore()
+
+
+@pytest.fixture(scope="session")
+def random_models(tmp_path_factory):
+    """Vocabulary size -> folders of a random model and of one whose weights are nearly the same.
+
+    The logits of usual random weights would be almost equal.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
+
+    def saved(vocab_size):
+        config = LlamaConfig(
+            vocab_size=vocab_size, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, head_dim=32, max_position_embeddings=512,
+            initializer_range=0.2, bos_token_id=None, eos_token_id=None, dtype="float32",
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+        folders = [tmp_path_factory.mktemp(name) for name in ("target", "draft")]
+        model.save_pretrained(folders[0])
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(0.02 * torch.randn_like(weight))
+        model.save_pretrained(folders[1])
+        return [str(folder) for folder in folders]
+
+    return saved
