@@ -4,13 +4,10 @@ vLLM draws the drafts. Where its noise follows from their position alone, the ne
 noise of rejected drafts again, by which rule block has decided: the bias that the plug-in refuses.
 """
 
-import json
-
 import pytest
 import torch
 from proofs import SIGNIFICANCE, chi_square, filtered_distribution, joint_distribution
-from support.programs import output_of
-from vllm_plugin import vllm_engine, vllm_v2
+from vllm_plugin import vllm_engine
 
 from specdec_kernels.versions import release
 
@@ -27,17 +24,12 @@ RULES, NOISE = ("token", "match", "block"), ("position", "round")
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What the program says, with the texts by rule and noise."""
-    folder, cases = tmp_path_factory.mktemp("rounds"), [(r, n) for n in NOISE for r in RULES]
+    cases = [(r, n) for n in NOISE for r in RULES]
     job = {"target": TARGET.tolist(), "params": PARAMS, "gamma": 3, "length": LENGTH}
     # One row for all tokens: drafts with the same noise are then the same, whatever came before.
     job |= {"draft": 0.5 * DRAFT[:1].expand(VOCAB, -1), "cases": [(COPIES, *c) for c in cases]}
     job["draft"] = job["draft"].tolist()
-    (folder / "job.json").write_text(json.dumps(job))
-    output_of(
-        "-m", "vllm_plugin.vllm_v2_rounds", folder / "job.json", folder / "results.json",
-        timeout=540, **vllm_engine.ENVIRONMENT, **vllm_v2.ENVIRONMENT,
-    )  # fmt: skip
-    found = json.loads((folder / "results.json").read_text())
+    found = vllm_engine.run(job, tmp_path_factory.mktemp("rounds"))
     return found | {"texts": dict(zip(cases, found["texts"], strict=True))}
 
 

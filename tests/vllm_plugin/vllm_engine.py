@@ -7,10 +7,11 @@ the plug-in is installed while they run, with `rule`. The requests of a call are
 together. The result of a call is a dict with `outputs`, one for each request: `tokens`, `text` and
 `logprobs` (of the tokens, empty if not asked for); and `steps`, how often the model ran.
 
-A job with `v2` has the V2 runner (see vllm_v2.py), and one with `engine` more arguments of the
-engine. The result names the module of the sampler. A job with `ranks` has calls with a `rule`
-and `apart`, whether each rank draws seeds of requests from another generator. Their results have
-`ranks` too, for each rank the steps: names of the requests, drafts and sampled tokens.
+A job with `cases` is one of vllm_v2_rounds.py. A job with `v2` has the V2 runner (see vllm_v2.py),
+and one with `engine` more arguments of the engine. The result names the module of the sampler. A
+job with `ranks` has calls with a `rule` and `apart`, whether each rank draws seeds of requests from
+another generator. Their results have `ranks` too, for each rank the steps: names of the requests,
+drafts and sampled tokens.
 """
 
 import json
@@ -36,8 +37,9 @@ def run(job, folder):
     source, target = Path(folder) / "job.json", Path(folder) / "results.json"
     source.write_text(json.dumps(job))
     given = ENVIRONMENT | (OF_RANKS if "ranks" in job else {})
-    given |= vllm_v2.ENVIRONMENT if "v2" in job else {}
-    output_of("-m", "vllm_plugin.vllm_engine", source, target, timeout=540, **given)
+    given |= vllm_v2.ENVIRONMENT if "v2" in job or "cases" in job else {}
+    program = "vllm_plugin.vllm_v2_rounds" if "cases" in job else "vllm_plugin.vllm_engine"
+    output_of("-m", program, source, target, timeout=540, **given)
     return json.loads(target.read_text())
 
 
