@@ -13,7 +13,7 @@ from vllm_plugin import vllm_engine
 
 pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
 pytest.importorskip("triton", reason="the V2 runner is made of Triton kernels")
-pytestmark = pytest.mark.timeout(580)
+pytestmark = pytest.mark.timeout(1170)  # a test may start two engines
 
 V = 8
 PROMPTS = [[3, 1, 4, 1, 5, 3, 1, 4], [2, 7, 1, 2, 7], [6] * 5, [0, 5, 7, 0, 5, 7, 0]]
