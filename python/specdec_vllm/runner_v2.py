@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_kernels import Rule
 from specdec_vllm import vllm_interface
 from specdec_vllm.parameters import Parameters, min_p_first
 from specdec_vllm.proposer import check_drafter_is_used, warn_of_other_texts
@@ -29,9 +30,26 @@ def _init(original: Any, settings: Settings) -> Any:
         sampler.specdec_rule = rule_of(settings, spec_config.rejection_sample_method == "block")
         warn_of_other_texts(spec_config, sampler.specdec_rule)
         if self.synthetic_conditional_rates is None and others.get("watermark_key") is None:
+            _refuse_biased(sampler.specdec_rule, spec_config)
             self.specdec_rule = sampler.specdec_rule
 
     return __init__
+
+
+def _refuse_biased(rule: Rule, spec_config: Any) -> None:
+    """Rule block reads drafts behind the one that it rejects, so their noise must not come again.
+
+    vLLM draws the drafts here. Before 0.33 their noise follows from the seed and the position
+    alone, and the next round draws with it again.
+    """
+    method = getattr(spec_config, "draft_sample_method", None)
+    if rule != "block" or method != "probabilistic" or vllm_interface.drafts_have_own_noise():
+        return
+    raise ValueError(
+        "rule block of the V2 runner must have drafts whose noise no later round draws with again, "
+        f"or the text is biased, got draft_sample_method={method!r} of a vLLM before 0.33: take "
+        "rule token or match, draft_sample_method='greedy' or VLLM_USE_V2_MODEL_RUNNER=0"
+    )
 
 
 def _verify(original: Any, settings: Settings) -> Any:

@@ -30,6 +30,7 @@ PARAMS = "vllm.sampling_params"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 PROPOSER = "vllm.v1.spec_decode.llm_base_proposer"
 SAMPLER_V2 = "vllm.v1.worker.gpu.sample.sampler"
+GUMBEL_V2 = "vllm.v1.worker.gpu.sample.gumbel"
 REJECTION_V2 = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 # (module, function) -> the arguments of what is replaced in the first of these versions.
 REPLACED = {
@@ -194,6 +195,14 @@ def is_left_to_vllm(spec_config: Any) -> bool:
         return False
     warn_once("specdec_vllm leaves the drafts to vLLM: rejection_sample_method is fly")
     return True
+
+
+def drafts_have_own_noise() -> bool:
+    """Whether no two drafts of V2's runner are drawn with the same noise.
+
+    Since 0.33 the seed of a draft depends on its index in the round too.
+    """
+    return hasattr(importlib.import_module(GUMBEL_V2), "spec_step_seed")
 
 
 def is_own_sampler(sampler: Any) -> bool:

@@ -1,5 +1,7 @@
 """The `chain_speculative_sampling` of FlashInfer 0.7.4, its softmax and its sampling functions.
 
+All of them have the arguments and defaults of that version.
+
 Sizes: B outputs, R rows, V vocabulary, n drafts. Rows may have any floating dtype. `indices` [B]
 int32 or int64 gives the row of each output, and the outputs have its dtype; without it output i
 belongs to row i and is int32. Indices outside [0, R) raise on the CPU and are undefined on a GPU.
@@ -168,11 +170,11 @@ def top_k_sampling_from_probs(
 
     Args:
         probs: [R, V].
-        top_k: scalar or [R], at least 1. A tensor's entry below 1 makes its row invalid.
+        top_k: scalar or [R]. A negative one keeps all tokens, and 0 the likeliest one, as 1 does.
         indices, deterministic, generator, check_nan, seed, offset, return_valid: as there.
 
     Raises:
-        ValueError, RuntimeError: as there; also ValueError if top_k is below 1 or no scalar or [R].
+        ValueError, RuntimeError: as there; also ValueError if a tensor is not [R].
 
     >>> top_k_sampling_from_probs(torch.tensor([[0.3, 0.6, 0.1]]), 1)
     tensor([1], dtype=torch.int32)
@@ -261,7 +263,8 @@ def top_k_top_p_sampling_from_probs(
         filter_apply_order: "top_k_first" applies top-p to the renormalised top k, "joint" to the
             row itself.
         indices, deterministic, generator, check_nan, seed, offset, return_valid: as there.
-        top_k_max: without effect; no kernel here needs a bound of a tensor of top_k.
+        top_k_max: without effect; no kernel here needs a bound of a tensor of top_k. A row above
+            it keeps its own top_k, which FlashInfer may cut.
 
     Raises:
         ValueError, RuntimeError: as there; also ValueError for another filter_apply_order.

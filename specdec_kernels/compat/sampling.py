@@ -69,14 +69,12 @@ def _top_p_of_rows(value: Param, rows: int, indices: Tensor | None) -> Param:
 
 
 def _top_k_of_rows(value: int | Tensor, rows: int, indices: Tensor | None) -> int | Tensor:
-    """`top_k`, which the ops refuse or call a fault below 1."""
+    """`top_k` as the ops take it: there 0 keeps every token, here a negative one does."""
     if isinstance(value, Tensor):
         value = _tensor_of_rows(value, "top_k", rows, indices).long()
-        return torch.where(value < 1, -1, value)  # 0 would keep every token
+        return torch.where(value < 0, 0, value.clamp(min=1))
     conversion.require_integer(value, "top_k")
-    if value < 1:
-        raise ValueError(f"top_k must be at least 1, got {value}")
-    return value
+    return 0 if value < 0 else max(value, 1)
 
 
 def is_joint(filter_apply_order: str) -> bool:
@@ -92,7 +90,8 @@ def _joint_top_p(probs: Tensor, top_k: int | Tensor, top_p: Param) -> Tensor:
     """[B], the top_p that on the renormalised top k keeps what top_p keeps on the whole row."""
     probs = probs.double()
     v = probs.shape[-1]
-    count = torch.as_tensor(top_k, device=probs.device).expand(len(probs)).clamp(1, v)
+    count = torch.as_tensor(top_k, device=probs.device).expand(len(probs))
+    count = torch.where(count == 0, v, count.clamp(max=v))
     smallest = probs.sort(descending=True).values.gather(1, count[:, None] - 1)
     kept = torch.where(probs >= smallest, probs, 0.0).sum(-1)
     return (top_p * probs.sum(-1) / kept).float().clamp(_TINY, 1.0)

@@ -1,4 +1,4 @@
-"""SGLang's verification of trees and the layouts that it builds for them, from `sgl_kernel`.
+"""SGLang's verification of trees and the layouts that it builds for them, as of SGLang 0.5.23.
 
 Sizes: B sequences, N nodes of a tree, V vocabulary, S the most tokens that a round emits. Node 0 is
 the root here: the last token emitted before. A tree is a linked list: `retrieve_next_token` has the

@@ -1,7 +1,7 @@
 """TensorRT-LLM's acceptance of drafts by their ids: `invokeAcceptDraftTokensByIds` of its kernels.
 
-TensorRT-LLM has it in C++ only. Here it has the same arguments without the sizes, which the tensors
-have, and without the stream.
+TensorRT-LLM has it in C++ only, and this is its form of 2024, with `batchSlots`. Here it has the
+same arguments without the sizes, which the tensors have, and without the stream.
 """
 
 from __future__ import annotations

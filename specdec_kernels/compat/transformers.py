@@ -1,4 +1,4 @@
-"""Transformers' `_speculative_sampling`, which its assisted generation calls when it samples."""
+"""The `_speculative_sampling` of Transformers 5.24: assisted generation samples with it."""
 
 from __future__ import annotations
 

@@ -107,8 +107,19 @@ def test_parameters_at_the_ends_of_their_ranges_and_rows_of_any_dtype_and_stride
     for name, value in (("top_p", 7.0), ("top_k", 1 << 30), ("min_p", 0.0)):
         function = getattr(flashinfer, f"{name}_sampling_from_probs")
         assert function(rows, value, seed=1, offset=9).tolist() == everything
-    _, valid = flashinfer.top_k_sampling_from_probs(rows, torch.zeros(1).long(), return_valid=True)
-    assert valid.tolist() == [False]
+    for name in (n for n in SAMPLERS if n.startswith("top_k")):  # the kernel has k without a sign
+        function = getattr(flashinfer, name.split(",")[0])
+        logits = rows.log() if "logits" in name else rows
+        given = dict.fromkeys(("seed", "offset"), 4) | SAMPLERS[name][0] | {"top_p": 1.0}
+        if name == "top_k_sampling_from_probs":
+            del given["top_p"]
+        found = [
+            function(logits.expand(99, -1), **given | {"top_k": top_k}).tolist()
+            for k in (5, -1, 1, 0) for top_k in (k, torch.full((99,), k))
+        ]  # fmt: skip
+        assert found[:4] == found[:1] * 4, name
+        assert found[4:] == [[1] * 99] * 4, name
+        assert set(found[0]) != {1}
     wide = torch.zeros(3, 10).double()
     wide[:, ::2] = torch.eye(5)[[2, 0, 4]].double()
     assert flashinfer.sampling_from_probs(wide[:, ::2]).tolist() == [2, 0, 4]

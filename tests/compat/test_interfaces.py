@@ -1,6 +1,9 @@
 """Every function of the compat modules takes what its peer's does, and names what is wrong."""
 
+import ast
 import inspect
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -151,6 +154,53 @@ def test_the_arguments_are_those_of_sglang(name):
     assert got == arguments.replace("retrive_", "retrieve_")
     if sglang_loops.source() is not None:
         assert sglang_loops.arguments(module, name) == arguments
+
+
+NOISE = "seed=None offset=None"
+ROW = "indices=None deterministic=True generator=None check_nan=False"
+BOTH = (
+    "top_k top_p indices=None filter_apply_order='top_k_first' deterministic=True generator=None "
+    f"check_nan=False {NOISE}"
+)
+# Of FlashInfer 0.7.4: function -> its arguments.
+OF_FLASHINFER = {
+    "softmax": "logits temperature=None enable_pdl=None",
+    "sampling_from_logits": f"logits {ROW} {NOISE}",
+    "sampling_from_probs": f"probs {ROW} {NOISE} return_valid=False",
+    "top_p_sampling_from_probs": f"probs top_p {ROW} {NOISE} return_valid=False",
+    "top_k_sampling_from_probs": f"probs top_k {ROW} {NOISE} return_valid=False",
+    "min_p_sampling_from_probs": f"probs min_p {ROW} {NOISE} return_valid=False",
+    "top_k_top_p_sampling_from_logits": f"logits {BOTH} top_k_max=None",
+    "top_k_top_p_sampling_from_probs": f"probs {BOTH} return_valid=False top_k_max=None",
+    "chain_speculative_sampling": (
+        "draft_probs draft_token_ids target_probs maybe_output_accepted_token_num=None "
+        f"maybe_output_emitted_draft_token_num=None deterministic=True generator=None {NOISE}"
+    ),
+}
+
+
+def arguments_in(path, function):
+    """The arguments of a function that a file defines, with their defaults."""
+    found = (n for n in ast.parse(path.read_text()).body if getattr(n, "name", None) == function)
+    a = next(found).args
+    required = [None] * (len(a.args) - len(a.defaults))
+    pairs = zip(a.args, [*required, *a.defaults], strict=True)
+    return " ".join(x.arg if d is None else f"{x.arg}={ast.unparse(d)}" for x, d in pairs)
+
+
+@pytest.mark.parametrize("name", OF_FLASHINFER)
+def test_the_arguments_are_those_of_flashinfer(name):
+    """By the table and, where `FLASHINFER_SOURCE` names a folder with its files, by these."""
+    assert arguments_in(Path(flashinfer.__file__), name) == OF_FLASHINFER[name]
+    if folder := os.environ.get("FLASHINFER_SOURCE"):
+        path = Path(folder) / "flashinfer" / "sampling.py"
+        assert arguments_in(path, name) == OF_FLASHINFER[name]
+
+
+def test_every_function_of_flashinfer_is_compared():
+    own = [n for n, f in vars(flashinfer).items() if inspect.isfunction(f)]
+    defined = [n for n in own if getattr(flashinfer, n).__module__ == flashinfer.__name__]
+    assert {n for n in defined if n[0] != "_"} == OF_FLASHINFER.keys()
 
 
 def test_the_arguments_are_those_of_transformers():

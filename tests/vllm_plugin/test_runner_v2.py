@@ -1,5 +1,6 @@
-"""The replacements for vLLM's V2 runner, on tensors of the CPU: its own kernels need Triton."""
+"""The replacements for vLLM's V2 runner, on tensors of the CPU and without vLLM."""
 
+from contextlib import nullcontext
 from itertools import product
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from proofs import chi_square
-from specdec_vllm import Settings, runner_v2
+from specdec_vllm import Settings, runner_v2, vllm_interface
 
 V, STATES, STEPS = 23, 6, 3
 LENGTHS = [2, 0, 3, 1]  # of the drafts of four requests
@@ -164,3 +165,25 @@ def test_acceptance_rates_and_watermarks():
     watermarked = REJECTION_SAMPLE(lambda *given: given[-4], Settings())
     empty = [None] * 11
     assert watermarked(*empty, None, False, False, "contexts") == "contexts"
+
+
+@pytest.mark.parametrize("own_noise", [False, True])
+def test_block_refuses_drafts_that_share_their_noise_with_another_round(monkeypatch, own_noise):
+    monkeypatch.setattr(vllm_interface, "drafts_have_own_noise", lambda: own_noise)
+
+    def start(rule, drafts, **others):
+        settings, rates = Settings(rule=rule), others.pop("rates", None)
+        config = SimpleNamespace(rejection_sample_method="block", draft_sample_method=drafts)
+        owner = SimpleNamespace(synthetic_conditional_rates=rates)
+        place = runner_v2.REJECTION_V2, "RejectionSampler.__init__"
+        init = runner_v2.REPLACEMENTS[place](lambda *_, **__: None, settings)
+        init(owner, SimpleNamespace(), config, None, **others)
+
+    for served in (
+        dict(rule="token", drafts="probabilistic"), dict(rule=None, drafts="greedy"),
+        dict(rule=None, drafts="probabilistic", rates=torch.ones(STEPS)),
+        dict(rule=None, drafts="probabilistic", watermark_key=7),
+    ):  # fmt: skip
+        start(**served)
+    with nullcontext() if own_noise else pytest.raises(ValueError, match=r"^rule block .* token"):
+        start(None, "probabilistic")

@@ -3,7 +3,6 @@
 from collections import defaultdict
 
 import pytest
-import torch
 from vllm_plugin import vllm_engine
 
 pytest.importorskip("vllm", reason="`make more TASK=test-vllm` installs vLLM")
@@ -15,27 +14,8 @@ RULES = ["token", "match"]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Folders of a random model and of a draft model, whose weights are nearly those of the first.
-
-    The logits of usual random weights would be almost equal.
-    """
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
-
-    config = LlamaConfig(
-        vocab_size=V, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, head_dim=32, max_position_embeddings=512,
-        initializer_range=0.2, bos_token_id=None, eos_token_id=None, dtype="float32",
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
-    folders = [tmp_path_factory.mktemp(name) for name in ("target", "draft")]
-    model.save_pretrained(folders[0])
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.02 * torch.randn_like(weight))
-    model.save_pretrained(folders[1])
-    return [str(folder) for folder in folders]
+def models(random_models):
+    return random_models(V)
 
 
 def requests():

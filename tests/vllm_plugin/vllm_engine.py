@@ -7,9 +7,11 @@ the plug-in is installed while they run, with `rule`. The requests of a call are
 together. The result of a call is a dict with `outputs`, one for each request: `tokens`, `text` and
 `logprobs` (of the tokens, empty if not asked for); and `steps`, how often the model ran.
 
-A job with `ranks` has calls with a `rule` and `apart`, whether each rank draws seeds of requests
-from another generator. Their results have `ranks` too, for each rank the steps: names of the
-requests, drafts and sampled tokens.
+A job with `cases` is one of vllm_v2_rounds.py. A job with `v2` has the V2 runner (see vllm_v2.py),
+and one with `engine` more arguments of the engine. The result names the module of the sampler. A
+job with `ranks` has calls with a `rule` and `apart`, whether each rank draws seeds of requests from
+another generator. Their results have `ranks` too, for each rank the steps: names of the requests,
+drafts and sampled tokens.
 """
 
 import json
@@ -17,6 +19,7 @@ import sys
 from pathlib import Path
 
 from support.programs import output_of
+from vllm_plugin import vllm_v2
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the process that can undo the plug-in
@@ -34,7 +37,9 @@ def run(job, folder):
     source, target = Path(folder) / "job.json", Path(folder) / "results.json"
     source.write_text(json.dumps(job))
     given = ENVIRONMENT | (OF_RANKS if "ranks" in job else {})
-    output_of("-m", "vllm_plugin.vllm_engine", source, target, timeout=540, **given)
+    given |= vllm_v2.ENVIRONMENT if "v2" in job or "cases" in job else {}
+    program = "vllm_plugin.vllm_v2_rounds" if "cases" in job else "vllm_plugin.vllm_engine"
+    output_of("-m", program, source, target, timeout=540, **given)
     return json.loads(target.read_text())
 
 
@@ -75,27 +80,33 @@ def of_ranks(job):
 
 
 def main(source, target):
+    job = json.loads(Path(source).read_text())
+    if "v2" in job:
+        vllm_v2.interpret()
     from specdec_vllm import Settings, vllm_interface  # noqa: PLC0415
     from specdec_vllm.plugin import install  # noqa: PLC0415
     from vllm.v1.sample.rejection_sampler import RejectionSampler  # noqa: PLC0415
 
-    job = json.loads(Path(source).read_text())
     if "ranks" in job:
         Path(target).write_text(json.dumps({"calls": [*of_ranks(job)]}))
         return
-    engine = start(job)
+    engine = start(job, **job.get("engine", {}))
     result = {
         # By the entry point alone, before anything here installs or undoes it.
         "installed": hasattr(RejectionSampler.forward, "__wrapped__"),
         "calls": [],
     }
+    worker = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    runner = worker.model_runner
+    result["sampler"] = type(runner.sampler).__module__
     for call in job["calls"]:
         vllm_interface.restore()
         if call["plugin"]:
             install(Settings())
-            runner = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
             if job["speculation"]:  # as the constructor does for SPECDEC_VLLM_RULE
-                runner.model_runner.rejection_sampler.specdec_rule = call["rule"]
+                runner.rejection_sampler.specdec_rule = call["rule"]
+            if job["speculation"] and "v2" in job:
+                runner.sampler.specdec_rule = call["rule"]
         result["calls"].append(generate(engine, call["requests"]))
     Path(target).write_text(json.dumps(result))
 
