@@ -55,7 +55,7 @@ def prove(got, probs, logits):
 
 @pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize(("name", "case"), provider_cases("kept_tokens"))
-def test_agrees_with_the_specification(name, case):
+def test_kept_tokens_agree_with_the_specification(name, case):
     want = reference.kept_tokens(*case.args())
     torch.use_deterministic_algorithms(True)  # new memory holds NaN and the largest integer
     assert_outputs_close("kept_tokens", provider("kept_tokens", name)(*case.args()), want)
