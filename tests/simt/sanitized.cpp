@@ -21,6 +21,7 @@
 #include "cuda/kv/truncate.cu"
 #include "cuda_runtime.h"
 #include "specdec/chain.h"
+#include "specdec/kept_tokens.h"
 #include "specdec/ngram_propose.h"
 #include "specdec/sample.h"
 #include "specdec/tree.h"
