@@ -34,6 +34,7 @@ from .ops.decoder_layer import (
 )
 from .ops.expand_tree import Expansion, expand_tree
 from .ops.grow_tree import GrownTree, PackedHead, grow_tree_
+from .ops.kept_tokens import KeptCsr, KeptTokens, kept_to_csr, kept_tokens
 from .ops.kv import (
     kv_append_,
     kv_compact_,
@@ -77,6 +78,8 @@ __all__ = [
     "Expansion",
     "FreedBlocks",
     "GrownTree",
+    "KeptCsr",
+    "KeptTokens",
     "NgramDraft",
     "PackedDecoderLayer",
     "PackedDecoderLayers",
@@ -104,6 +107,8 @@ __all__ = [
     "expand_tree",
     "grow_tree_",
     "has_cuda_kernels",
+    "kept_to_csr",
+    "kept_tokens",
     "kv_append_",
     "kv_compact_",
     "kv_realign_",

@@ -25,6 +25,7 @@ from ._ops import ops
 OPS = {
     "sample": "row.sample",
     "apply_penalties_": "row.apply_penalties",
+    "kept_tokens": "row.kept_tokens",
     "verify_chain": "chain.verify_chain",
     "verify_tree": "tree.verify_tree",
     "kv_append_": "kv.append",

@@ -13,6 +13,7 @@ from ._library import providers
 from .arguments.values import shown
 from .ops.apply_penalties import apply_penalties_
 from .ops.expand_tree import expand_tree
+from .ops.kept_tokens import kept_tokens
 from .ops.kv import (
     kv_append_,
     kv_compact_,
@@ -99,6 +100,7 @@ def _calls(where: torch.device, number: int) -> dict[str, Callable[[], object]]:
     return {
         "sample": lambda: sample(rows[:, 0], **noise),
         "apply_penalties_": lambda: apply_penalties_(rows.clone(), ids, token_counts=seen),
+        "kept_tokens": lambda: kept_tokens(rows, rows=ids, max_kept=4, top_k=2),
         "verify_chain": lambda: _verify_chains(rows, ids, noise),
         "verify_tree": lambda: verify_tree(rows, Tree(ids, ids - 1), rule="greedy", **noise),
         "kv_append_": lambda: kv_append_(caches(), caches(), counts),

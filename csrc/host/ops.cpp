@@ -2,6 +2,7 @@
 #include "host/ops.h"
 
 #include "arguments/chain.h"
+#include "arguments/kept_tokens.h"
 #include "arguments/sample.h"
 #include "arguments/tree.h"
 #include "cpu/row/tile.h"
@@ -25,6 +26,7 @@ std::vector<uint64_t> digests_of(const std::vector<pybind11::array>& arrays, int
 }  // namespace
 
 void define_ops(pybind11::module_& m) {
+  m.def("kept_tokens", &Op<KeptTokensArguments>::run);
   m.def("sample", &Op<SampleArguments>::run);
   m.def("verify_chain", &Op<ChainArguments>::run);
   m.def("verify_tree", &Op<TreeArguments>::run);

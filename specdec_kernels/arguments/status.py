@@ -26,6 +26,7 @@ class Status(IntFlag):
         `uniforms` is out of range. Nothing is emitted.
     NOTHING_ALLOWED: `token_bitmask` allows no token of a target row. No token is emitted at its
         position: -1.
+    KEPT_CUT: more tokens are kept in a row than the `max_kept` that `kept_tokens` returns.
 
     >>> Status(5)
     <Status.TARGET_INVALID|EMPTY_RESIDUAL: 5>
@@ -37,3 +38,4 @@ class Status(IntFlag):
     DRAFT_OUT_OF_RANGE = 8
     BAD_PARAMETER = 16
     NOTHING_ALLOWED = 32
+    KEPT_CUT = 64

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .._ops import ops
@@ -57,6 +58,14 @@ class Verdict(NamedTuple):
     status: Tensor
     logprobs: Tensor
     accept_probs: Tensor
+
+    def rows(self) -> Tensor:
+        """[B, gamma+1] int64: the target row that gave each emitted token, then -1.
+
+        `kept_tokens` takes them.
+        """
+        places = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return torch.where(self.tokens >= 0, places, -1)
 
 
 def verify_chain(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .._ops import ops
@@ -66,6 +67,14 @@ class TreeVerdict(NamedTuple):
     status: Tensor
     logprobs: Tensor
     accept_probs: Tensor
+
+    def rows(self) -> Tensor:
+        """[B, max_depth+1] int64: the target row that gave each emitted token, then -1.
+
+        `kept_tokens` takes them.
+        """
+        below = torch.nn.functional.pad(self.path.long() + 1, (1, 0))
+        return torch.where(self.tokens >= 0, below, -1)
 
 
 def verify_tree(

@@ -87,6 +87,23 @@ def sample(r):
     return Call(sk.sample, {"logits": x, **sampling(r, n, v), **noise(r, n), **more})
 
 
+def kept_tokens(r):
+    b, n, v = size(r, 4), size(r, 4), vocabulary(r)
+    kind = r.choice(("logits", "logits", "probs"))
+    shape, more = (b, n, v), {"kind": kind, "max_kept": r.choice((1, 3, 20, 700, 1024))}
+    if r.happens(0.3):
+        shape = (b, v)
+    elif r.happens(0.7):
+        more["rows"] = laid_out(r, ids(r, -2, n + 1, (b, size(r, 4)), r.choice(IDS)))
+        if r.happens(0.4):
+            shape = (b * n, v)
+            offsets = sorted(r.randrange(-1, b * n + 2) for _ in range(b + 1))
+            more["target_indptr"] = torch.tensor(offsets, dtype=r.choice(IDS))
+    target = laid_out(r, rows(r, kind, shape, r.choice(FLOATS)))
+    more |= bitmask(r, shape)
+    return Call(sk.kept_tokens, {"target": target, **sampling(r, b, v), **more})
+
+
 def draft(r, kind, lead, b, v):
     """(draft, draft_map, the number of ids that it may propose); `lead` are the leading sizes."""
     form = r.choice(("none", "rows", "rows", "sampled", "sparse"))

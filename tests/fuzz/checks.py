@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from specdec_kernels import Status, _library, reference
 
 BAD_PARAMETER, OUT_OF_RANGE = int(Status.BAD_PARAMETER), int(Status.DRAFT_OUT_OF_RANGE)
-ALL_BITS = sum(Status)
+ALL_BITS = sum(Status) - Status.KEPT_CUT  # those of the verifiers
 REFUSALS = (RuntimeError, TypeError, ValueError)  # of arguments, by an op or its public function
 # Their results are compared with the reference's, byte for byte.
 COMPARED = (
@@ -123,6 +123,22 @@ def check_sample(given, tokens, logprobs, logsumexp, threshold, status):
     assert ((tokens == -1) == (status != 0)).all(), f"tokens {tokens}, status {status}"
     for name, x in (("logprobs", logprobs), ("logsumexp", logsumexp), ("threshold", threshold)):
         assert not x.isnan().any(), f"{name} is {x}"
+
+
+def check_kept_tokens(given, ids, logprobs, counts, status):
+    n, v = ids.shape[-1], given["target"].shape[-1]
+    assert_in("ids", ids, -1, v)
+    assert_in("counts", counts, 0, v + 1)
+    there = torch.arange(n) < counts[..., None]
+    assert ((ids >= 0) == there).all(), f"ids {ids}, counts {counts}"
+    assert ((logprobs > -torch.inf) == there).all(), f"logprobs {logprobs}, counts {counts}"
+    assert ((status == int(Status.KEPT_CUT)) == (counts > n)).all(), f"{counts}, status {status}"
+    assert (counts[(status & ~int(Status.KEPT_CUT)) != 0] == 0).all(), f"{counts}, status {status}"
+    assert (logprobs[..., 1:] <= logprobs[..., :-1]).all(), f"logprobs {logprobs}"
+    sums = logprobs.double().exp().sum(-1)
+    whole = (counts > 0) & (counts <= n)
+    assert ((sums[whole] - 1).abs() < 1e-4).all(), f"probabilities add up to {sums}"
+    assert (sums < 1 + 1e-4).all(), f"probabilities add up to {sums}"
 
 
 def check_verdict(given, drafted, tokens, num_accepted, status, logprobs, accept_probs):

@@ -14,7 +14,7 @@ from specdec_host import DraftMap, SampledDraft, SparseDraft, Tree
 import specdec_kernels as kernels
 from specdec_kernels.arguments import rules
 
-OPS = ("sample", "verify_chain", "verify_tree")
+OPS = ("sample", "kept_tokens", "verify_chain", "verify_tree")
 PARAMETERS = {f"{name}s": name for name in ("temperature", "top_k", "top_p", "min_p")}
 RULES_OF = {"verify_chain": rules.RULES, "verify_tree": rules.TREE_RULES}
 NAMES = {"kind": rules.KINDS, "noise": rules.NOISES, "method": rules.METHODS}
@@ -56,7 +56,7 @@ def call(op, args, read=as_numpy):
     for name, names in NAMES.items():
         if name in given:
             given[name] = names[given[name]]
-    if op != "sample":
+    if op in RULES_OF:
         given["rule"] = RULES_OF[op][given["rule"]]
         given["draft"], given["draft_map"] = draft_of(given, read)
     if op == "verify_tree":
@@ -90,7 +90,11 @@ def torch_op(op):
 @pytest.mark.parametrize("case", CASES)
 def test_numpy_arrays_give_the_bits_of_the_torch_op(case):
     args = case.args()
-    check_equal_bits(call(case.op, args), torch_op(case.op)(*args))
+    ours, theirs = call(case.op, args), torch_op(case.op)(*args)
+    check_equal_bits(ours, theirs)
+    if case.op in RULES_OF:
+        result = getattr(kernels, type(ours).__name__)(*theirs)
+        assert ours.rows().tolist() == result.rows().tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -199,8 +203,11 @@ def test_positions_of_drafts_are_refused_with_the_same_message(positions, number
 # Names.
 
 
-FUNCTIONS = ("sample", "verify_chain", "verify_tree", "draft_positions")
-TUPLES = ("Sampled", "Verdict", "TreeVerdict", "Tree", "SampledDraft", "SparseDraft", "DraftMap")
+FUNCTIONS = (*OPS, "draft_positions")
+TUPLES = (
+    "Sampled", "KeptTokens", "Verdict", "TreeVerdict", "Tree", "SampledDraft", "SparseDraft",
+    "DraftMap",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *TUPLES])

@@ -83,6 +83,18 @@ SPECIAL = {
         (dict(noise="shared"), "method must be gumbel when noise is shared, got cdf"),
         (dict(temperature=1e39), "temperature must be finite and at least 0, got inf"),
     ],
+    "kept_tokens": [
+        (dict(target=f32(7)), "target must be [R, V] or [B, N, V], got [7]"),
+        (dict(target=f32(3, 7), rows=i64(3, 2)),
+         "target must be [B, N, V] when rows are given without target_indptr, got [3, 7]"),
+        (dict(target_indptr=i64(4), rows=i64(3, 2)),
+         "target must be [R, V] when target_indptr is given, got [3, 5, 7]"),
+        (dict(target=f32(9, 7), target_indptr=i64(4)), "rows must be given with target_indptr"),
+        (dict(target=f32(9, 7), target_indptr=i64(0), rows=i64(3, 2)),
+         "target_indptr must be [B+1], got [0]"),
+        (dict(target=f32(1, 1, 1).expand(2**29, 2**29, 1)),
+         f"target {less('outputs [B, E, max_kept]', [2**29, 2**29, 4])}"),
+    ],
     "verify_chain": [
         *VERIFIERS,
         (dict(rule="match", uniforms=f64(3, 5)), "uniforms must be None when rule is match"),

@@ -25,7 +25,7 @@ from project.special_calls import (
     packed,
     shown,
 )
-from support.providers import sample, verify, verify_tree
+from support.providers import sample, sampling_arguments, verify, verify_tree
 
 from specdec_kernels import (
     RULES,
@@ -63,6 +63,10 @@ def built(good, call=None):
     return lambda **bad: call(lambda *a: a, **good | bad) if call else tuple((good | bad).values())
 
 
+def kept(op, target, rows=None, target_indptr=None, kind=0, max_kept=4, bitmask=None, **filters):
+    return op(target, rows, target_indptr, kind, max_kept, *sampling_arguments(**filters), bitmask)
+
+
 NOISE = dict(seeds=i64(3), positions=i64(3))
 DRAFTED = dict(target=f32(3, 5, 7), tokens=i64(3, 4)) | NOISE
 ROOTS = torch.full((3, 4), -1)
@@ -74,6 +78,7 @@ MAKE = {
     "verify_chain": built(DRAFTED, verify),
     "verify_tree": built(DRAFTED | dict(parents=ROOTS, rule="multi_draft", max_depth=4),
                          verify_tree),
+    "kept_tokens": built(dict(target=f32(3, 5, 7)), kept),
     "apply_penalties_": built(
         dict(target=f32(3, 5, 7), tokens=i64(3, 4), parents=None, indptr=None, counts=None,
              prompt=None, rs=None, r=1.0, ps=None, p=0.0, fs=None, f=0.0, ids=None, biases=None,
@@ -179,6 +184,15 @@ CALLS = {
         *SAMPLING,
         ({}, dict(logits=("[R, V]", ROWS), noise="in [0, 2]", method="in [0, 1]")),
         (dict(bitmask=i32(3, 1)), dict(token_bitmask=(words("logits", "3"), "int32"))),
+    ],
+    "kept_tokens": [
+        *((given, {name: rule for name, rule in rules.items() if rule != VECTOR})
+          for given, rules in SAMPLING),
+        ({}, dict(target=(None, ROWS), kind="in [0, 1]", max_kept="in [1, 1024]")),
+        (dict(rows=i64(3, 2)), dict(rows=("[B, E] = [3, E]", IDS))),
+        (dict(target=f32(9, 7), rows=i64(3, 2), target_indptr=i64(4)),
+         dict(target_indptr=(None, IDS))),
+        (dict(bitmask=i32(3, 5, 1)), dict(token_bitmask=(words("target", "3, 5"), "int32"))),
     ],
     "verify_chain": [
         *verification("[B, gamma]"),
@@ -407,6 +421,7 @@ GOOD = {
     "verify_chain": dict(target=THREE, draft_token_ids=i64(1, 1), seeds=ONE, positions=ONE),
     "verify_tree": dict(target=THREE, tree=Tree(i64(1, 1), i64(1, 1) - 1), seeds=ONE,
                         positions=ONE, rule="greedy"),
+    "kept_tokens": dict(target=THREE, max_kept=1),
     "apply_penalties_": dict(target=THREE, draft_token_ids=i64(1, 1)),
     "kv_append_": dict(caches=[SLOTS], entries=[SLOTS], positions=ONE),
     "kv_truncate_": dict(caches=[SLOTS], **CUT_ONE),

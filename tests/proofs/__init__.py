@@ -41,7 +41,7 @@ from proofs.comparisons import (
 from proofs.distributions import filtered_distribution, joint_distribution
 from proofs.drawn_trees import drawn_trees, lineage
 from proofs.enumeration import enumerate_distribution
-from proofs.row import penalty_case, sample_case
+from proofs.row import kept_case, penalty_case, sample_case
 from proofs.tree import tree_case
 from proofs.tree_enumeration import enumerate_tree_distribution
 from specdec_kernels import indexing, reference, triton
@@ -52,6 +52,7 @@ Op = Callable[..., Any]
 CASES: tuple[Case, ...] = (
     *row.CASES,
     *row.PENALTY_CASES,
+    *row.KEPT_CASES,
     *chain.CASES,
     *tree.CASES,
     *tree_layout.CASES,

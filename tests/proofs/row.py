@@ -1,4 +1,4 @@
-"""Cases of `sample` and `apply_penalties_`."""
+"""Cases of `sample`, `apply_penalties_` and `kept_tokens`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proofs.case import (
     spaced,
     zipf_logits,
 )
-from specdec_kernels.arguments.rules import METHODS, NOISES
+from specdec_kernels.arguments.rules import KINDS, METHODS, NOISES
 
 bf16, f16 = torch.bfloat16, torch.float16
 
@@ -141,4 +141,56 @@ PENALTY_CASES: tuple[Case, ...] = (
     penalty_case(3, 6, 67, tree=True, layout="sliced", tensors=False),
     penalty_case(3, 0, 131, tensors=False), penalty_case(0, 2, 17), penalty_case(3, 2, 1),
     penalty_case(3, 4, 67, bf16, bare=True, tensors=False), penalty_case(1, 5, 131073, bf16),
+)  # fmt: skip
+
+
+def kept_case(
+    b, n, v, dtype=torch.float32, *, k=8, filters="off", kind="logits", layout="dense", mask=False
+) -> Case:
+    """A case of `kept_tokens` with n rows of each of b sequences, some of which do not exist.
+
+    layout: "plain" (rows without sequences), "dense" (every row), "sliced" and "ragged" (some
+    rows). Every third row has many ties, and one holds a NaN.
+    """
+
+    def build(g: Generator) -> Args:
+        target = zipf_logits(b * n, v, g).view(b, n, v)
+        target[:, ::3] = target[:, ::3].round()
+        target[1:2, 1:2, -1:] = torch.nan
+        target = (target.softmax(-1) if kind == "probs" else target).to(dtype)
+        allowed = some_allowed((b, n, v), torch.empty(b, 0, dtype=torch.int64), g)
+        bitmask = packed_bits(allowed) if mask else None
+        rows = torch.randint(0, max(n, 1), (b, n), generator=g)
+        rows[::2, -1:], rows[1::2, :1], rows[2::3, :1] = -1, n, -2
+        target_indptr = None
+        if layout == "ragged":
+            used, target_indptr = ragged(b, n - 1, g)
+            target, bitmask = target[used], bitmask[used] if mask else None
+        if layout == "sliced":
+            target, rows = sliced(target), sliced(rows.to(torch.int32))
+            bitmask = sliced(bitmask) if mask else None
+        if layout == "plain":
+            target, bitmask = target.flatten(0, 1), bitmask.flatten(0, 1) if mask else None
+        return (
+            *(target, rows if layout in ("sliced", "ragged") else None, target_indptr),
+            *(KINDS.index(kind), k),
+            *sampling(filters, b * n if layout == "plain" else b, v, g),
+            bitmask,
+        )
+
+    words = [f"B{b}", f"n{n}", f"V{v}", f"k{k}", SHORT[dtype], kind, layout]
+    words += [w for w in (filters,) if w != "off"] + ["mask"] * mask
+    return Case("kept_tokens", "-".join(words), build, b * n, v)
+
+
+KEPT_CASES: tuple[Case, ...] = (
+    kept_case(4, 3, 131, k=64, filters="tensor", layout="ragged"),
+    kept_case(5, 1, 1031, filters="tensor", layout="plain"),
+    kept_case(3, 3, 517, bf16, k=40, filters="scalar", layout="sliced", mask=True),
+    kept_case(2, 3, 67, f16, k=100, mask=True), kept_case(3, 3, 131, k=5, filters="zero"),
+    kept_case(3, 2, 131, kind="probs", filters="tensor", layout="sliced"),
+    kept_case(2, 2, 67, kind="probs", k=3, layout="plain", mask=True),
+    kept_case(2, 2, 4097, bf16, k=1024), kept_case(1, 2, 2055, f16, k=1000, filters="warm"),
+    kept_case(3, 2, 1, k=2, filters="topp"), kept_case(0, 3, 17), kept_case(2, 0, 17),
+    kept_case(1, 1, 131073, bf16, k=20, mask=True), kept_case(1, 2, 151936, filters="topp"),
 )  # fmt: skip

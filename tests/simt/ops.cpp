@@ -8,11 +8,13 @@
 #include "../../csrc/arguments/chain.cpp"
 #include "../../csrc/arguments/checks.cpp"
 #include "../../csrc/arguments/draft.cpp"
+#include "../../csrc/arguments/kept_tokens.cpp"
 #include "../../csrc/arguments/sample.cpp"
 #include "../../csrc/arguments/tree.cpp"
 #include "../../csrc/arguments/verification.cpp"
 #include "../../csrc/torch/arguments/memory.cpp"
 #include "../../csrc/torch/ops/apply_penalties.cpp"
+#include "../../csrc/torch/ops/kept_tokens.cpp"
 #include "../../csrc/torch/ops/ngram_propose.cpp"
 #include "../../csrc/torch/ops/sample.cpp"
 #include "../../csrc/torch/ops/verify_chain.cpp"
@@ -60,6 +62,8 @@ void run_in_shim(const OpParams& p, int (*launch)(const OpParams&, void*, void*)
 namespace cpu {
 
 void sample(const SampleParams& p, const Parallel&) { run_in_shim(p, cuda::sample); }
+
+void kept_tokens(const KeptTokensParams& p, const Parallel&) { run_in_shim(p, cuda::kept_tokens); }
 
 void verify_chain(const ChainParams& p, const Parallel&) { run_in_shim(p, cuda::verify_chain); }
 

@@ -26,6 +26,7 @@ SAMPLE = "csrc/cuda/row/sample.cu"
 KERNELS = (
     SAMPLE,
     "csrc/cuda/row/apply_penalties.cu",
+    "csrc/cuda/row/kept_tokens.cu",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda/chain").glob("*.cu")),
     "csrc/cuda/tree/verify_tree.cu",
     "csrc/cuda/history/ngram_propose.cu",

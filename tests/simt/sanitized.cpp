@@ -21,6 +21,7 @@
 #include "cuda/kv/truncate.cu"
 #include "cuda_runtime.h"
 #include "specdec/chain.h"
+#include "specdec/kept_tokens.h"
 #include "specdec/ngram_propose.h"
 #include "specdec/sample.h"
 #include "specdec/tree.h"
@@ -151,6 +152,25 @@ void run_sample(const Setting& s, bool gumbel, SamplingParams sampling) {
   launch(m, s, p, cuda::sample);
   for (int64_t r = 0; r < s.batch; ++r) {
     require(p.status[r] == 0 && p.tokens[r] >= 0 && p.tokens[r] < s.vocab, "sample");
+  }
+}
+
+void run_kept(const Setting& s, int64_t max_kept, SamplingParams sampling) {
+  Memory m;
+  KeptTokensParams p = {};
+  p.target = m.rows(random_rows(m, s.batch, s.vocab, false), s.vocab, 1, s.dtype, s.odd);
+  p.sampling = sampling;
+  p.ids = m.filled<int64_t>(s.batch * max_kept, -2);
+  p.logprobs = m.array<float>(s.batch * max_kept);
+  p.counts = m.filled<int32_t>(s.batch, -1);
+  p.status = m.filled<int32_t>(s.batch, -1);
+  p.batch = s.batch;
+  p.rows_each = p.num_rows = 1;
+  p.vocab = s.vocab;
+  p.max_kept = max_kept;
+  launch(m, s, p, cuda::kept_tokens);
+  for (int64_t i = 0; i < s.batch * max_kept; ++i) {
+    require(p.counts[i / max_kept] > 0 && p.ids[i] >= -1 && p.ids[i] < s.vocab, "kept tokens");
   }
 }
 
@@ -352,6 +372,13 @@ std::vector<Case> cases() {
   sample("B1 V4097 bf16 filters split", {1, 4097, kBf16, true}, false, filters);
   sample("B3 V4097 f32 filters", {3, 4097, kF32, true, 1}, true, filters);
   sample("B1 V9001 bf16 greedy split", {1, 9001, kBf16, false}, false, greedy);
+
+  const auto kept = [&](const char* name, Setting s, int64_t max_kept, SamplingParams sampling) {
+    all.emplace_back(std::string("kept ") + name, [=] { run_kept(s, max_kept, sampling); });
+  };
+  kept("B1 V9001 bf16 ties split", {1, 9001, kBf16, true}, 1000, plain);
+  kept("B3 V4097 f32 split", {3, 4097, kF32, false}, 20, plain);
+  kept("B3 V4097 f16 filters", {3, 4097, kF16, true, 1}, 20, filters);
 
   const auto chain = [&](const char* name, auto... args) {
     all.emplace_back(std::string("chain ") + name, [=] { run_chain(args...); });

@@ -15,12 +15,19 @@ import functools
 import proofs
 import pytest
 import torch
-from proofs import assert_outputs_close, assert_outputs_equal, chain_case, sample_case, tree_case
+from proofs import (
+    assert_outputs_close,
+    assert_outputs_equal,
+    chain_case,
+    kept_case,
+    sample_case,
+    tree_case,
+)
 from proofs.history import ngram_case
 from simt import emulator
 from support.providers import verify_tree
 
-OPS = ("sample", "verify_chain")
+OPS = ("sample", "kept_tokens", "verify_chain")
 CASES = [case for op in OPS for case in proofs.cases(op, heavy=True)]
 TREES = proofs.cases("verify_tree", heavy=True)
 # More tiles than eight blocks take at once, an incomplete last tile, and rows at odd addresses.
@@ -29,6 +36,8 @@ LARGE = [
     sample_case(2, V, filters="tensor", layout="sliced"),
     sample_case(1, V, torch.bfloat16, filters="topp"),
     sample_case(1, V, noise="shared", method="gumbel", filters="topk"),
+    kept_case(1, 2, V, k=300, filters="tensor"),
+    kept_case(2, 1, V, torch.bfloat16, k=700),
     chain_case(2, 2, V, torch.bfloat16, filters="tensor"),
     chain_case(1, 2, V, kind="probs", layout="sliced"),
     chain_case(1, 3, V, rule="block", draft="sampled", layout="ragged"),

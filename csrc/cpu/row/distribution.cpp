@@ -157,14 +157,14 @@ double sum_survivors(const RowView& row, const RowStats& stats, const Parallel& 
 }  // namespace
 
 RowStats measure(const RowView& row, const SequenceParams& params, const Parallel& parallel,
-                 Scratch& scratch) {
+                 Scratch& scratch, bool strips) {
   RowStats stats;
   stats.one_hot = params.temperature == 0;
   stats.threshold = -INFINITY;
   if (!stats.one_hot) stats.inv_t = inverse_temperature(params.temperature);
   const bool filtered = !stats.one_hot && params.filters(row.vocab());
   const bool sums = !stats.one_hot && (!filtered || needs_total(params, row.vocab()));
-  read_tiles(row, stats.inv_t, filtered, sums, parallel, scratch);
+  read_tiles(row, stats.inv_t, filtered || strips, sums, parallel, scratch);
   stats.max = -INFINITY;
   bool nan = false;
   for (float max : scratch.maxima) {

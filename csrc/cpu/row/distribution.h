@@ -79,9 +79,10 @@ struct Scratch {
 };
 
 // Reads the row once, and again if more than a tile of it survives the filters. Fills
-// scratch.survivors, or else scratch.sums, which are relative to the weight of the maximum.
+// scratch.survivors, or else scratch.sums, which are relative to the weight of the maximum. A row
+// that `filter` is to be called for again needs `strips`.
 RowStats measure(const RowView& row, const SequenceParams& params, const Parallel& parallel,
-                 Scratch& scratch);
+                 Scratch& scratch, bool strips = false);
 
 // For a direct row: fills scratch.sums and checks that every entry is a probability.
 RowStats measure_direct(const RowView& row, const Parallel& parallel, Scratch& scratch);

@@ -17,6 +17,7 @@ enum Status : int32_t {
   kDraftOutOfRange = 8,
   kBadParameter = 16,
   kNothingAllowed = 32,
+  kKeptCut = 64,
 };
 
 // Entries that are summed as one. It is fixed, so that neither the batch nor the number of threads

@@ -24,6 +24,10 @@ class Verdict(NamedTuple):
     logprobs: NDArray[np.float32]
     accept_probs: NDArray[np.float32]
 
+    def rows(self) -> NDArray[np.int64]:
+        """[B, gamma+1]: the target row that gave each emitted token, then -1."""
+        return np.where(self.tokens >= 0, np.arange(self.tokens.shape[1]), -1)
+
 
 def verify_chain(
     target: Array,

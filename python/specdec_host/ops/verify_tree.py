@@ -32,6 +32,11 @@ class TreeVerdict(NamedTuple):
     logprobs: NDArray[np.float32]
     accept_probs: NDArray[np.float32]
 
+    def rows(self) -> NDArray[np.int64]:
+        """[B, max_depth+1]: the target row that gave each emitted token, then -1."""
+        below = np.pad(self.path.astype(np.int64) + 1, ((0, 0), (1, 0)))
+        return np.where(self.tokens >= 0, below, -1)
+
 
 def verify_tree(
     target: Array,
