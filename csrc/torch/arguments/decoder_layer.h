@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "specdec/decoder_layer.h"
-#include "torch/arguments/kv.h"
+#include "arguments/kv.h"
 #include "torch/arguments/linear.h"
 
 namespace specdec {
