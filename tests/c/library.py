@@ -48,8 +48,9 @@ def run(*command, **how):
     return done.stdout
 
 
-def _install(prefix: Path):
-    options = ("-DSPECDEC_C=ON", "-DSPECDEC_C_STATIC=ON", "-DSPECDEC_CUDA=off")
+def _install(prefix: Path, *cuda: str):
+    options = ("-DSPECDEC_C=ON", "-DSPECDEC_C_STATIC=" + ("OFF" if cuda else "ON"))
+    options += cuda or ("-DSPECDEC_CUDA=off",)
     run("cmake", "--fresh", "-S", ROOT, "-B", BUILD, "-G", "Ninja", *options)
     run("cmake", "--build", BUILD)
     run("cmake", "--install", BUILD, "--prefix", prefix)
@@ -59,6 +60,13 @@ def installed() -> Path:
     """The folder that the library is installed in; SPECDEC_C_PREFIX names one that exists."""
     given = os.environ.get("SPECDEC_C_PREFIX")
     return Path(given) if given else built_once("c_interface", _install)
+
+
+def installed_with_cuda() -> Path:
+    """The same with CUDA kernels for one architecture."""
+    given = os.environ.get("SPECDEC_C_CUDA_PREFIX")
+    options = ("-DSPECDEC_CUDA=on", "-DCMAKE_CUDA_ARCHITECTURES=90")
+    return Path(given) if given else built_once("c_cuda", lambda path: _install(path, *options))
 
 
 class CTensor(ctypes.Structure):
@@ -97,15 +105,16 @@ def struct_of(op: str) -> type[ctypes.Structure]:
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
-    (path,) = installed().glob("lib*/libspecdec_kernels.so")
+def library(cuda: bool = False) -> ctypes.CDLL:
+    folder = installed_with_cuda() if cuda else installed()
+    (path,) = folder.glob("lib*/libspecdec_kernels.so")
     loaded = ctypes.CDLL(str(path))
     loaded.specdec_last_error.restype = loaded.specdec_cpu_capability.restype = ctypes.c_char_p
     return loaded
 
 
-def last_error() -> str:
-    return library().specdec_last_error().decode()
+def last_error(cuda: bool = False) -> str:
+    return library(cuda).specdec_last_error().decode()
 
 
 def init(op: str, size: int | None = None) -> ctypes.Structure:
@@ -135,11 +144,11 @@ def filled(op: str, given: dict, outputs: dict) -> ctypes.Structure:
     return args
 
 
-def call(op: str, args: ctypes.Structure | None, suffix: str = "", *more) -> str:
+def call(op: str, args: ctypes.Structure | None, suffix: str = "", *more, cuda=False) -> str:
     """The message of the error, or an empty string; the code of a wrong argument is 1."""
-    function = getattr(library(), f"specdec_{plain(op)}{suffix}")
+    function = getattr(library(cuda), f"specdec_{plain(op)}{suffix}")
     code = function(None if args is None else ctypes.byref(args), *more)
-    return "" if code == 0 else f"{code}: {last_error()}"
+    return "" if code == 0 else f"{code}: {last_error(cuda)}"
 
 
 def program(folder: Path, source: Path, *options: str) -> Path:

@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import shutil
 
 import pytest
 import torch
@@ -112,6 +113,10 @@ def test_every_tensor_of_a_struct_is_read(op):
             found = rf"1: {name}\[0\]\.{message}" if is_list else rf"1: {name}\.{message}"
             assert re.fullmatch(found, c.call(op, args))
         if is_list:
+            bad = c.c_tensor(good[name][0])
+            bad.strides[1] = -1
+            setattr(args, name, (c.CTensor * 1)(bad))
+            assert c.call(op, args) == f"1: {name}[0].strides[1] must be at least 0, got -1"
             args = c.filled(op, good, outputs)
             setattr(args, f"num_{name}", -1)
             assert c.call(op, args) == f"1: num_{name} must be at least 0, got -1"
@@ -183,3 +188,17 @@ def test_a_library_without_cuda_says_so_of_a_valid_call(op):
         ]:
             wrong = c.filled(op, good | {name: change(good[name])}, outputs)
             assert c.call(op, wrong, "_cuda", *more) == f"1: {name} must be {message}"
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="there is no nvcc")
+@pytest.mark.parametrize("op", c.WORKSPACE)
+def test_cuda_kernels_are_linked_and_their_workspace_is_checked(op):
+    """No kernel is launched: what runs on a device is that of the torch ops."""
+    args, size = c.filled(op, *good_call(op)), ctypes.c_int64()
+    assert c.library(cuda=True).specdec_has_cuda()
+    assert c.call(op, args, "_cuda_workspace_bytes", ctypes.byref(size), cuda=True) == ""
+    less = ctypes.c_int64(size.value - 1)
+    text = c.call(op, args, "_cuda", None, less, None, cuda=True)
+    assert text == f"1: workspace_bytes must be at least {size.value}, got {less.value}"
+    text = c.call(op, args, "_cuda", None, size, None, cuda=True)
+    assert text == "1: workspace must not be null"

@@ -32,6 +32,19 @@ def test_the_c_interface_leaves_the_bytes_of_the_torch_op(case):
     assert all((guard == c.POISON).all() for guard in guards)
 
 
+def test_a_vector_with_gaps_or_in_int32_is_copied():
+    """On the processor; the arguments of the cases are contiguous and int64."""
+    case = next(one for one in proofs.cases("sample") if one.args()[0].shape[0] > 2)
+    given = dict(zip(c.arguments_of("sample"), case.args(), strict=True))
+    vectors = dict(seeds=-torch.arange(9, 9 + len(given["seeds"])), positions=given["positions"])
+    for change in (torch.Tensor.int, lambda x: x.repeat_interleave(2)[::2], torch.Tensor.long):
+        args = given | {name: change(vector) for name, vector in vectors.items()}
+        expected = c.returned("sample", [*args.values()])
+        outputs, _ = c.poisoned(expected)
+        assert c.call("sample", c.filled("sample", args, outputs)) == ""
+        c.check_outputs(args, outputs, expected)
+
+
 def test_empty_batches_and_nan_are_among_the_cases():
     assert all(any(0 in case.args()[0].shape for case in proofs.cases(op)) for op in c.WORKSPACE)
     for op in ("verify_chain", "verify_tree"):
