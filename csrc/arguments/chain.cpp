@@ -1,7 +1,5 @@
 #include "arguments/chain.h"
 
-#include "arguments/launch.h"
-
 namespace specdec {
 
 void ChainArguments::check() const {
@@ -39,11 +37,6 @@ void ChainArguments::check_rule() const {
   }
 }
 
-ChainOutputs ChainArguments::new_outputs() const {
-  return {new_output(size() + 1, drafted.scalar_type()), new_counts(), new_counts(),
-          new_floats(with_logprobs, size() + 1), new_floats(with_accept_probs, size())};
-}
-
 ChainParams ChainArguments::params(const ChainOutputs& out) {
   const auto& [tokens, num_accepted, status, logprobs, accept_probs] = out;
   ChainParams p = of_rules;
@@ -53,13 +46,6 @@ ChainParams ChainArguments::params(const ChainOutputs& out) {
   p.gamma = size();
   p.synthetic_rates = pointer<float>(synthetic_rates);
   return p;
-}
-
-ChainOutputs ChainArguments::run() {
-  check();
-  const ChainOutputs out = new_outputs();
-  launch(target, params(out), SPECDEC_LAUNCHERS(ChainParams, verify_chain));
-  return out;
 }
 
 }  // namespace specdec

@@ -19,6 +19,7 @@ struct ChainArguments : VerifyArguments {
         draft_arguments.arguments(), arguments_of_both(), rule_arguments(of_rules, kParameters),
         std::make_tuple(argument("synthetic_rates", synthetic_rates)), limits(), wanted_outputs());
   }
+  void set_defaults() { of_rules = default_parameters<ChainParams>(kParameters); }
   // Throws a message that names the argument, the rule and the value.
   void check() const;
   ChainOutputs new_outputs() const;

@@ -16,12 +16,17 @@
 
 namespace specdec {
 
+// What callers of ops did wrong, as a message that names the argument, the rule and the value.
+struct ArgumentError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // Throws the message alone, without a file and line of this library in front of it.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
-  throw std::runtime_error(out.str());
+  throw ArgumentError(out.str());
 }
 
 // A macro, so that the parts of the message are evaluated only on failure.
@@ -93,13 +98,13 @@ inline Integers integers(std::optional<Tensor>& t) {
 // The eight sampling arguments of the ops. They own the memory that `params` points into.
 struct SamplingArguments {
   std::optional<Tensor> temperatures;
-  double temperature;
+  double temperature = 1;
   std::optional<Tensor> top_ks;
-  int64_t top_k;
+  int64_t top_k = 0;
   std::optional<Tensor> top_ps;
-  double top_p;
+  double top_p = 1;
   std::optional<Tensor> min_ps;
-  double min_p;
+  double min_p = 0;
 
   auto arguments() {
     return std::make_tuple(

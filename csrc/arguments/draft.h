@@ -19,7 +19,7 @@ using DraftSizes = std::vector<DraftSize>;  // one for each dimension
 
 struct DraftArguments {
   std::optional<Tensor> rows, ids, columns, logsumexp, threshold, temperatures, bitmask;
-  double temperature;
+  double temperature = 1;
 
   auto arguments() {
     return std::make_tuple(

@@ -1,7 +1,9 @@
 #pragma once
 // How the library that is built runs a kernel.
-#ifdef SPECDEC_HOST
+#if defined(SPECDEC_HOST)
 #include "host/launch.h"
+#elif defined(SPECDEC_C_INTERFACE)
+#include "c/launch.h"
 #else
 #include "torch/launch.h"
 #endif

@@ -1,7 +1,5 @@
 #include "arguments/sample.h"
 
-#include "arguments/launch.h"
-
 namespace specdec {
 namespace {
 
@@ -35,12 +33,6 @@ void SampleArguments::check() const {
                 "method must be gumbel when noise is shared, got cdf");
 }
 
-SampleOutputs SampleArguments::new_outputs() const {
-  const auto output = [&](ScalarType dtype) { return new_empty(logits, {logits.size(0)}, dtype); };
-  return {output(ScalarType::Long), output(ScalarType::Float), output(ScalarType::Double),
-          output(ScalarType::Float), output(ScalarType::Int)};
-}
-
 SampleParams SampleArguments::params(const SampleOutputs& out) {
   const auto& [tokens, logprobs, logsumexp, threshold, status] = out;
   seeds = dense_int64(seeds);
@@ -61,13 +53,6 @@ SampleParams SampleArguments::params(const SampleOutputs& out) {
   p.stream = stream_of(checked_noise());
   p.gumbel = checked_method() == Method::kGumbel;
   return p;
-}
-
-SampleOutputs SampleArguments::run() {
-  check();
-  const SampleOutputs out = new_outputs();
-  launch(logits, params(out), SPECDEC_LAUNCHERS(SampleParams, sample));
-  return out;
 }
 
 }  // namespace specdec

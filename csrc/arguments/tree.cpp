@@ -1,7 +1,5 @@
 #include "arguments/tree.h"
 
-#include "arguments/launch.h"
-
 namespace specdec {
 
 void TreeArguments::check() const {
@@ -37,15 +35,6 @@ void TreeArguments::check_draft(const Names& names) const {
   draft_arguments.check(target, batch(), each, each);
 }
 
-TreeOutputs TreeArguments::new_outputs() const {
-  return {new_output(max_depth, parents.scalar_type()),
-          new_output(max_depth + 1, drafted.scalar_type()),
-          new_counts(),
-          new_counts(),
-          new_floats(with_logprobs, max_depth + 1),
-          new_floats(with_accept_probs, size())};
-}
-
 TreeParams TreeArguments::params(const TreeOutputs& out) {
   const auto& [path, tokens, num_accepted, status, logprobs, accept_probs] = out;
   TreeParams p = of_rules;
@@ -60,13 +49,6 @@ TreeParams TreeArguments::params(const TreeOutputs& out) {
   p.parents_are_int64 = parents.scalar_type() == ScalarType::Long;
   p.path = path.mutable_data_ptr();
   return p;
-}
-
-TreeOutputs TreeArguments::run() {
-  check();
-  const TreeOutputs out = new_outputs();
-  launch(target, params(out), SPECDEC_LAUNCHERS(TreeParams, verify_tree));
-  return out;
 }
 
 }  // namespace specdec

@@ -21,6 +21,7 @@ struct TreeArguments : VerifyArguments {
         draft_arguments.arguments(), arguments_of_both(), rule_arguments(of_rules, kParameters),
         limits(), std::make_tuple(argument("max_depth", max_depth, "SymInt")), wanted_outputs());
   }
+  void set_defaults() { of_rules = default_parameters<TreeParams>(kParameters); }
   // Throws a message that names the argument, the rule and the value.
   void check() const;
   TreeOutputs new_outputs() const;

@@ -67,19 +67,6 @@ void VerifyArguments::check_limits() const {
   }
 }
 
-Tensor VerifyArguments::new_output(int64_t columns, ScalarType dtype) const {
-  return new_empty(drafted, {batch(), columns}, dtype);
-}
-
-Tensor VerifyArguments::new_counts() const {
-  return new_empty(drafted, {batch()}, ScalarType::Int);
-}
-
-Tensor VerifyArguments::new_floats(bool wanted, int64_t columns) const {
-  return wanted ? new_output(columns, ScalarType::Float)
-                : new_empty(drafted, {0, 0}, ScalarType::Float);
-}
-
 void VerifyArguments::fill(VerifyParams& p) {
   p.kind = checked_kind();
   p.batch = batch();

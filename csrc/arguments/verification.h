@@ -56,6 +56,15 @@ void check_rule_parameters(const Params& params, Rule is,
   std::apply([&](const auto&... each) { (each.check(params, is), ...); }, parameters);
 }
 
+// Those of every rule as each other rule must keep them.
+template <class Params, class... Parameters>
+Params default_parameters(const std::tuple<Parameters...>& parameters) {
+  Params params{};
+  std::apply([&](const auto&... each) { ((params.*each.field = each.its_default), ...); },
+             parameters);
+  return params;
+}
+
 struct VerifyArguments {
   Tensor target, drafted;  // drafted: token ids, [B, gamma], or [B, N] of a tree
   DraftArguments draft_arguments;

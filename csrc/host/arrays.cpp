@@ -47,15 +47,6 @@ struct DLTensor {
 };
 constexpr uint8_t kDLBfloat = 4;
 
-// In elements.
-std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t d = sizes.size(); d-- > 1;) {
-    strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
-  }
-  return strides;
-}
-
 bool aligned(const py::array& array) {
   const auto whole = [&](py::ssize_t bytes) { return bytes % array.itemsize() == 0; };
   if (!whole(reinterpret_cast<py::ssize_t>(array.data()))) return false;
@@ -68,39 +59,9 @@ bool aligned(const py::array& array) {
 
 }  // namespace
 
-bool Tensor::is_contiguous() const {
-  int64_t expected = 1;
-  bool dense = true;
-  for (size_t d = sizes_.size(); d-- > 0;) {
-    if (sizes_[d] == 0) return true;
-    dense &= sizes_[d] == 1 || strides_[d] == expected;
-    expected *= sizes_[d];
-  }
-  return dense;
-}
-
-std::string dtype_name(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return "float32";
-    case ScalarType::Double:
-      return "float64";
-    case ScalarType::Half:
-      return "float16";
-    case ScalarType::BFloat16:
-      return "bfloat16";
-    case ScalarType::Int:
-      return "int32";
-    case ScalarType::Long:
-      return "int64";
-    default:
-      return "other";
-  }
-}
-
 std::string dtype_name(const Tensor& t) {
   if (t.scalar_type() != ScalarType::Other) return dtype_name(t.scalar_type());
-  return name_of(py::reinterpret_borrow<py::array>(static_cast<PyObject*>(t.array())).dtype());
+  return name_of(py::reinterpret_borrow<py::array>(static_cast<PyObject*>(t.owner())).dtype());
 }
 
 Tensor tensor_of(const py::array& given) {
@@ -124,12 +85,12 @@ Tensor new_empty(const Tensor&, std::initializer_list<int64_t> shape, ScalarType
 }
 
 Tensor contiguous(const Tensor& t) {
-  const auto array = py::reinterpret_borrow<py::array>(static_cast<PyObject*>(t.array()));
+  const auto array = py::reinterpret_borrow<py::array>(static_cast<PyObject*>(t.owner()));
   return tensor_of(py::array::ensure(array, py::array::c_style));
 }
 
 Tensor to_int64(const Tensor& t) {
-  const auto array = py::reinterpret_borrow<py::array>(static_cast<PyObject*>(t.array()));
+  const auto array = py::reinterpret_borrow<py::array>(static_cast<PyObject*>(t.owner()));
   return tensor_of(py::array(array.attr("astype")(py::dtype("int64"), "C")));
 }
 

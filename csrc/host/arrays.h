@@ -29,7 +29,7 @@ struct type_caster<specdec::Tensor> {
     return true;
   }
   static handle cast(const specdec::Tensor& t, return_value_policy, handle) {
-    return handle(static_cast<PyObject*>(t.array())).inc_ref();
+    return handle(static_cast<PyObject*>(t.owner())).inc_ref();
   }
 };
 

@@ -2,17 +2,16 @@
 // Runs the CPU kernel of an op, without the GIL.
 #include <pybind11/gil.h>
 
+#include "arguments/launchers.h"
+#include "cpu/thread_count.h"
 #include "host/tensor.h"
-#include "host/threads.h"
-
-#define SPECDEC_LAUNCHERS(OpParams, op) (&cpu::op)
 
 namespace specdec {
 
 template <class OpParams>
-void launch(const Tensor&, const OpParams& p, void (*kernel)(const OpParams&, const Parallel&)) {
+void launch(const Tensor&, const OpParams& p, const Launchers<OpParams>& launchers) {
   const pybind11::gil_scoped_release unlocked;
-  kernel(p, host_parallel());
+  launchers.cpu(p, cpu::counted());
 }
 
 }  // namespace specdec

@@ -6,10 +6,10 @@
 #include "arguments/sample.h"
 #include "arguments/tree.h"
 #include "cpu/row/tile.h"
+#include "cpu/thread_count.h"
 #include "cpu/threads.h"
 #include "host/arrays.h"
 #include "host/digests.h"
-#include "host/threads.h"
 
 namespace specdec::host {
 namespace {
@@ -33,8 +33,8 @@ void define_ops(pybind11::module_& m) {
   m.def("bfloat16_from_dlpack", &bfloat16_from_dlpack);
   m.def("digests", &digests_of);
   m.def("cpu_capability", [] { return std::string(cpu::tile_kernels().isa); });
-  m.def("get_num_threads", &num_threads);
-  m.def("set_num_threads", &set_num_threads);
+  m.def("get_num_threads", &cpu::num_threads);
+  m.def("set_num_threads", &cpu::set_num_threads);
 }
 
 }  // namespace specdec::host

@@ -3,38 +3,12 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "arguments/checks.h"
+#include "arguments/launchers.h"
 #include "specdec/cuda_error.h"
 #include "torch/cuda_stream.h"
 #include "torch/parallel.h"
 
 namespace specdec {
-
-// The kernels of an op whose CUDA kernels need scratch memory.
-template <class OpParams>
-struct Launchers {
-  void (*cpu)(const OpParams&, const Parallel&);
-  int64_t (*workspace_bytes)(const OpParams&);
-  int (*cuda)(const OpParams&, void* workspace, void* stream);
-};
-
-// The kernels of an op that needs no scratch memory.
-template <class OpParams>
-struct PlainLaunchers {
-  void (*cpu)(const OpParams&, const Parallel&);
-  int (*cuda)(const OpParams&, void* stream);
-};
-
-#ifdef SPECDEC_WITH_CUDA
-#define SPECDEC_LAUNCHERS(OpParams, op) \
-  specdec::Launchers<OpParams> { cpu::op, cuda::workspace_bytes, cuda::op }
-#define SPECDEC_PLAIN_LAUNCHERS(OpParams, op) \
-  specdec::PlainLaunchers<OpParams> { cpu::op, cuda::op }
-#else
-#define SPECDEC_LAUNCHERS(OpParams, op) \
-  specdec::Launchers<OpParams> { cpu::op, nullptr, nullptr }
-#define SPECDEC_PLAIN_LAUNCHERS(OpParams, op) \
-  specdec::PlainLaunchers<OpParams> { cpu::op, nullptr }
-#endif
 
 // For ops that have kernels for the CPU alone. A meta tensor is that of a fake kernel.
 inline void check_on_cpu(const char* name, const Tensor& t) {

@@ -1,6 +1,6 @@
 #pragma once
-// PyTorch's tensors as csrc/arguments reads them. `new_empty` and `contiguous` are those of
-// torch::stable.
+// PyTorch's tensors as csrc/arguments reads them. `new_empty`, `contiguous` and `clone` are
+// those of torch::stable.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -24,6 +24,11 @@ inline std::string device_name(const Tensor& t) {
 inline Tensor to_int64(const Tensor& t) {
   Tensor out = torch::stable::new_empty(t, t.sizes(), ScalarType::Long);
   return torch::stable::copy_(out, t);
+}
+// Without memory the address of a tensor is its offset in its storage.
+inline bool has_memory(const Tensor& t) {
+  const auto offset = static_cast<uintptr_t>(t.storage_offset()) * t.element_size();
+  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) != offset;
 }
 inline bool on_one_device(const Tensor& a, const Tensor& b) { return a.device() == b.device(); }
 

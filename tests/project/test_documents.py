@@ -62,7 +62,7 @@ def options_of_commands():
 def options_of_others():
     """Those of our other programs, and of programs that the documents start."""
     found = {"no-build-isolation", "no-deps", "nproc-per-node", "draft-p-min", "speculative-config"}
-    found |= {"task", "weight-format"}
+    found |= {"task", "weight-format", "cflags", "libs"}
     for path in (*ROOT.glob("*.py"), *ROOT.glob("bench/**/*.py"), *ROOT.glob("tests/device/*.py")):
         names = re.findall(r'"--([\w-]+)"|^    (\w+): ', path.read_text(), re.MULTILINE)
         found |= {(one or other).replace("_", "-") for one, other in names}

@@ -34,12 +34,13 @@ INCLUDABLE = {  # folder of csrc -> folders of ours that its files may include
     "include": {"specdec"},
     "cpu": {"specdec", "cpu"},
     "cuda": {"specdec", "cuda"},
-    "arguments": {"specdec", "arguments", "torch", "host"},
+    "arguments": {"specdec", "arguments", "torch", "host", "c"},
     "torch": {"specdec", "arguments", "torch", "cpu"},
     "host": {"specdec", "arguments", "host", "cpu"},
+    "c": {"specdec", "arguments", "c", "cpu"},
 }
-OURS = {"specdec", "arguments", "cpu", "cuda", "torch", "host"}
-# The headers of csrc/arguments that choose between the tensors of PyTorch and the arrays of NumPy.
+OURS = {"specdec", "arguments", "cpu", "cuda", "torch", "host", "c"}
+# The headers of csrc/arguments that choose the tensors: of PyTorch, NumPy or the C interface.
 CHOOSING = {"tensor.h", "launch.h"}
 # Inside csrc/cpu and csrc/cuda: room -> rooms whose headers it may include.
 BELOW = {
@@ -253,7 +254,7 @@ DUPLICATES = 3  # names that several test functions have
 parsed = functools.cache(ast.parse)
 HELPING = (
     "support", "proofs", "packages", "simt", "fuzz", "device", "mutants",
-    "kv", "hf", "host", "compat", "sharded", "project", "vllm_plugin",
+    "c", "kv", "hf", "host", "compat", "sharded", "project", "vllm_plugin",
 )  # fmt: skip
 
 

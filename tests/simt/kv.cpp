@@ -2,9 +2,11 @@
 // key: tests/simt runs those on CPU tensors. For tests/simt/kv_emulator.py.
 #define SPECDEC_LIBRARY specdec_kernels_simt_kv
 
-#include "../../csrc/torch/arguments/kv.cpp"
+#include "../../csrc/arguments/kv.cpp"
 
+#include "../../csrc/arguments/caches.cpp"
 #include "../../csrc/arguments/checks.cpp"
+#include "../../csrc/arguments/memory.cpp"
 #include "../../csrc/cuda/kv/append.cu"
 #include "../../csrc/cuda/kv/compact.cu"
 #include "../../csrc/cuda/kv/paged_append.cu"
@@ -12,7 +14,6 @@
 #include "../../csrc/cuda/kv/realign.cu"
 #include "../../csrc/cuda/kv/ring_truncate.cu"
 #include "../../csrc/cuda/kv/truncate.cu"
-#include "../../csrc/torch/arguments/memory.cpp"
 #include "../../csrc/torch/ops/kv_append.cpp"
 #include "../../csrc/torch/ops/kv_compact.cpp"
 #include "../../csrc/torch/ops/kv_realign.cpp"

@@ -88,9 +88,8 @@ SPECDEC_HD inline double typical_bound(double epsilon, double delta, double entr
   return fmin(epsilon, delta * exp_of(-entropy));
 }
 
-// Rule top_beta accepts x if log P(top) - log P(x) <= tau, P(x) > 0, and fewer than beta tokens are
-// likelier. This is the distance, from what the row holds of x and of the likeliest token; to count
-// the likelier ones costs a pass over the row.
+// Whether log P(top) - log P(x) <= tau and P(x) > 0, from what the row holds of x and of the
+// likeliest token.
 SPECDEC_HD inline bool within_top_distance(double value, double max, double inv_t, double tau,
                                            bool probabilities) {
   return probabilities ? value > 0 && log_of(max) - log_of(value) <= tau

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "arguments/kv.h"
 #include "specdec/decoder_layer.h"
-#include "torch/arguments/kv.h"
 #include "torch/arguments/linear.h"
 
 namespace specdec {

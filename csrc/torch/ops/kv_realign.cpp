@@ -1,6 +1,6 @@
 #include "specdec/kv_realign.h"
 
-#include "torch/arguments/kv.h"
+#include "arguments/kv.h"
 #include "torch/launch.h"
 #include "torch/register.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "torch/arguments/kv.h"
+#include "arguments/kv.h"
 #include "torch/launch.h"
 #include "torch/register.h"
 

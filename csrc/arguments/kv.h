@@ -1,11 +1,11 @@
 #pragma once
-// Shared by the bindings of the cache ops: validation of a list of caches, and the list of KvTensor
+// Shared by the cache ops: validation of a list of caches, and the list of KvTensor
 // that the kernels take.
 #include <type_traits>
 #include <vector>
 
+#include "arguments/memory.h"
 #include "specdec/kv.h"
-#include "torch/arguments/memory.h"
 
 namespace specdec {
 

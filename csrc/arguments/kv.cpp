@@ -1,11 +1,11 @@
-#include "torch/arguments/kv.h"
+#include "arguments/kv.h"
 
 namespace specdec {
 namespace {
 
 KvStrides strides_in_bytes(const Tensor& t, int slot_dim = 2) {
   const int64_t size = static_cast<int64_t>(t.element_size());
-  const auto sizes = t.sizes(), strides = t.strides();
+  const auto &sizes = t.sizes(), &strides = t.strides();
   // The stride of a dimension of one element is never used and may be any number.
   const auto stride = [&](int d) { return sizes[d] > 1 ? strides[d] * size : 0; };
   return {stride(0), stride(3 - slot_dim), stride(slot_dim)};
@@ -49,8 +49,8 @@ void check_caches(const char* name, const std::vector<Tensor>& tensors, const Te
                   "] must be [B, H, S, D] with B = ", batch, ", got ", shape_of(t));
     SPECDEC_CHECK(t.stride(3) == 1 || t.size(3) <= 1, name, "[", i, "]",
                   " must have a contiguous last dimension, got stride ", t.stride(3));
-    SPECDEC_CHECK(t.device() == of.device(), name, "[", i, "] must be on the device of ", of_name,
-                  ", ", device_name(of), ", got ", device_name(t));
+    SPECDEC_CHECK(on_one_device(t, of), name, "[", i, "] must be on the device of ", of_name, ", ",
+                  device_name(of), ", got ", device_name(t));
   }
 }
 
@@ -65,8 +65,8 @@ void check_paged_caches(const std::vector<Tensor>& caches, const Tensor& of, con
                   first.size(1), ", H, D], got ", shape_of(t));
     SPECDEC_CHECK(t.stride(3) == 1 || t.size(3) <= 1, "caches[", i,
                   "] must have a contiguous last dimension, got stride ", t.stride(3));
-    SPECDEC_CHECK(t.device() == of.device(), "caches[", i, "] must be on the device of ", of_name,
-                  ", ", device_name(of), ", got ", device_name(t));
+    SPECDEC_CHECK(on_one_device(t, of), "caches[", i, "] must be on the device of ", of_name, ", ",
+                  device_name(of), ", got ", device_name(t));
   }
 }
 

@@ -1,4 +1,4 @@
-#include "torch/arguments/memory.h"
+#include "arguments/memory.h"
 
 #include <algorithm>
 #include <string>
@@ -17,25 +17,20 @@ int64_t expanded_dimension(const Sizes& sizes, const Sizes& strides) {
   return found;
 }
 
-// Without memory the address of a tensor is its offset in its storage.
-bool has_memory(const Tensor& t) {
-  const auto offset = static_cast<uintptr_t>(t.storage_offset()) * t.element_size();
-  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) != offset;
-}
-
 // The extent of tensor `index` of a list. The kernels of a call may take less time than this, so
 // sizes and strides are asked for once.
 Extent extent_of(const Tensor& t, size_t index) {
-  const auto sizes = t.sizes(), strides = t.strides();
-  int64_t last = 0, count = 1;
+  const auto &sizes = t.sizes(), &strides = t.strides();
+  int64_t first = 0, last = 0, count = 1;
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] == 0) return {0, 0, true, index, -1};
-    last += (sizes[d] - 1) * strides[d];
+    (strides[d] < 0 ? first : last) += (sizes[d] - 1) * strides[d];
     count *= sizes[d];
   }
-  const auto begin = reinterpret_cast<uintptr_t>(t.const_data_ptr());
-  const uintptr_t bytes = static_cast<uintptr_t>(last + 1) * t.element_size();
-  return {begin, begin + bytes, last + 1 == count, index, expanded_dimension(sizes, strides)};
+  const auto width = static_cast<int64_t>(t.element_size());
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(t.const_data_ptr()) + first * width;
+  const int64_t span = last - first + 1;
+  return {begin, begin + span * width, span == count, index, expanded_dimension(sizes, strides)};
 }
 
 // In the order of their addresses.
@@ -101,14 +96,14 @@ std::vector<Tensor> read_first(const std::vector<Tensor>& tensors, const Extents
         std::lower_bound(written.begin(), written.end(), e.end,
                          [](const Extent& other, uintptr_t end) { return other.begin < end; });
     const bool apart = after == written.begin() || ends[after - written.begin() - 1] <= e.begin;
-    out.push_back(apart ? t : torch::stable::clone(t));
+    out.push_back(apart ? t : clone(t));
   }
   return out;
 }
 
 Tensor read_first(const Tensor& t, const Tensor& written) {
   const Extent a = extent_of(t, 0), b = extent_of(written, 0);
-  return a.begin < b.end && b.begin < a.end ? torch::stable::clone(t) : t;
+  return a.begin < b.end && b.begin < a.end ? clone(t) : t;
 }
 
 }  // namespace specdec

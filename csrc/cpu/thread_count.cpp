@@ -1,4 +1,4 @@
-#include "host/threads.h"
+#include "cpu/thread_count.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,7 +7,7 @@
 
 #include "cpu/threads.h"
 
-namespace specdec {
+namespace specdec::cpu {
 namespace {
 
 int threads_at_first() {
@@ -27,6 +27,6 @@ std::atomic<int>& wanted() {
 int num_threads() { return wanted(); }
 void set_num_threads(int n) { wanted() = n; }
 
-Parallel host_parallel() { return cpu::pooled(num_threads()); }
+Parallel counted() { return pooled(num_threads()); }
 
-}  // namespace specdec
+}  // namespace specdec::cpu
