@@ -50,7 +50,7 @@ from .ops.paged import (
     paged_compact_,
     paged_truncate_,
 )
-from .ops.sample import Sampled, sample
+from .ops.sample import Sampled, sample, sample_workspace_bytes
 from .ops.tree_layout import (
     RankedTree,
     TreeAttention,
@@ -59,8 +59,8 @@ from .ops.tree_layout import (
     rerank_tree,
     tree_attention,
 )
-from .ops.verify_chain import Verdict, verify_chain
-from .ops.verify_tree import Tree, TreeVerdict, verify_tree
+from .ops.verify_chain import Verdict, verify_chain, verify_chain_workspace_bytes
+from .ops.verify_tree import Tree, TreeVerdict, verify_tree, verify_tree_workspace_bytes
 from .ops.weight_blocks import pack_blocks, unpack_blocks
 
 __version__ = "0.1.0"
@@ -121,11 +121,14 @@ __all__ = [
     "rerank_tree",
     "ring_truncate_",
     "sample",
+    "sample_workspace_bytes",
     "state_select_",
     "tree_attention",
     "unpack_blocks",
     "verify_chain",
+    "verify_chain_workspace_bytes",
     "verify_tree",
+    "verify_tree_workspace_bytes",
     "warm_up",
 ]
 

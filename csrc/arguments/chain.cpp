@@ -39,9 +39,13 @@ void ChainArguments::check_rule() const {
   }
 }
 
-ChainOutputs ChainArguments::new_outputs() const {
-  return {new_output(size() + 1, drafted.scalar_type()), new_counts(), new_counts(),
-          new_floats(with_logprobs, size() + 1), new_floats(with_accept_probs, size())};
+std::array<Output, 5> ChainArguments::outputs() const {
+  const int64_t b = batch(), emitted = size() + 1;
+  return {{{"[B, gamma+1]", drafted.scalar_type(), b, emitted},
+           {"[B]", ScalarType::Int, b},
+           {"[B]", ScalarType::Int, b},
+           {"[B, gamma+1]", ScalarType::Float, b, emitted, with_logprobs},
+           {"[B, gamma]", ScalarType::Float, b, size(), with_accept_probs}}};
 }
 
 ChainParams ChainArguments::params(const ChainOutputs& out) {
@@ -57,9 +61,13 @@ ChainParams ChainArguments::params(const ChainOutputs& out) {
 
 ChainOutputs ChainArguments::run() {
   check();
-  const ChainOutputs out = new_outputs();
-  launch(target, params(out), SPECDEC_LAUNCHERS(ChainParams, verify_chain));
+  const auto out = allocated<ChainOutputs>(outputs(), drafted);
+  run_into(out);
   return out;
+}
+
+void ChainArguments::run_into(const ChainOutputs& out, const std::optional<Tensor>& workspace) {
+  launch(target, params(out), SPECDEC_LAUNCHERS(ChainParams, verify_chain), workspace);
 }
 
 }  // namespace specdec

@@ -35,10 +35,13 @@ void SampleArguments::check() const {
                 "method must be gumbel when noise is shared, got cdf");
 }
 
-SampleOutputs SampleArguments::new_outputs() const {
-  const auto output = [&](ScalarType dtype) { return new_empty(logits, {logits.size(0)}, dtype); };
-  return {output(ScalarType::Long), output(ScalarType::Float), output(ScalarType::Double),
-          output(ScalarType::Float), output(ScalarType::Int)};
+std::array<Output, 5> SampleArguments::outputs() const {
+  const int64_t n = logits.size(0);
+  return {{{"[R]", ScalarType::Long, n},
+           {"[R]", ScalarType::Float, n},
+           {"[R]", ScalarType::Double, n},
+           {"[R]", ScalarType::Float, n},
+           {"[R]", ScalarType::Int, n}}};
 }
 
 SampleParams SampleArguments::params(const SampleOutputs& out) {
@@ -65,9 +68,13 @@ SampleParams SampleArguments::params(const SampleOutputs& out) {
 
 SampleOutputs SampleArguments::run() {
   check();
-  const SampleOutputs out = new_outputs();
-  launch(logits, params(out), SPECDEC_LAUNCHERS(SampleParams, sample));
+  const auto out = allocated<SampleOutputs>(outputs(), logits);
+  run_into(out);
   return out;
+}
+
+void SampleArguments::run_into(const SampleOutputs& out, const std::optional<Tensor>& workspace) {
+  launch(logits, params(out), SPECDEC_LAUNCHERS(SampleParams, sample), workspace);
 }
 
 }  // namespace specdec

@@ -37,13 +37,14 @@ void TreeArguments::check_draft(const Names& names) const {
   draft_arguments.check(target, batch(), each, each);
 }
 
-TreeOutputs TreeArguments::new_outputs() const {
-  return {new_output(max_depth, parents.scalar_type()),
-          new_output(max_depth + 1, drafted.scalar_type()),
-          new_counts(),
-          new_counts(),
-          new_floats(with_logprobs, max_depth + 1),
-          new_floats(with_accept_probs, size())};
+std::array<Output, 6> TreeArguments::outputs() const {
+  const int64_t b = batch(), emitted = max_depth + 1;
+  return {{{"[B, max_depth]", parents.scalar_type(), b, max_depth},
+           {"[B, max_depth+1]", drafted.scalar_type(), b, emitted},
+           {"[B]", ScalarType::Int, b},
+           {"[B]", ScalarType::Int, b},
+           {"[B, max_depth+1]", ScalarType::Float, b, emitted, with_logprobs},
+           {"[B, N]", ScalarType::Float, b, size(), with_accept_probs}}};
 }
 
 TreeParams TreeArguments::params(const TreeOutputs& out) {
@@ -64,9 +65,13 @@ TreeParams TreeArguments::params(const TreeOutputs& out) {
 
 TreeOutputs TreeArguments::run() {
   check();
-  const TreeOutputs out = new_outputs();
-  launch(target, params(out), SPECDEC_LAUNCHERS(TreeParams, verify_tree));
+  const auto out = allocated<TreeOutputs>(outputs(), drafted);
+  run_into(out);
   return out;
+}
+
+void TreeArguments::run_into(const TreeOutputs& out, const std::optional<Tensor>& workspace) {
+  launch(target, params(out), SPECDEC_LAUNCHERS(TreeParams, verify_tree), workspace);
 }
 
 }  // namespace specdec

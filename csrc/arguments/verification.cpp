@@ -1,5 +1,7 @@
 #include "arguments/verification.h"
 
+#include <algorithm>
+
 namespace specdec {
 
 void VerifyArguments::check_drafted(const Names& names) const {
@@ -67,17 +69,10 @@ void VerifyArguments::check_limits() const {
   }
 }
 
-Tensor VerifyArguments::new_output(int64_t columns, ScalarType dtype) const {
-  return new_empty(drafted, {batch(), columns}, dtype);
-}
-
-Tensor VerifyArguments::new_counts() const {
-  return new_empty(drafted, {batch()}, ScalarType::Int);
-}
-
-Tensor VerifyArguments::new_floats(bool wanted, int64_t columns) const {
-  return wanted ? new_output(columns, ScalarType::Float)
-                : new_empty(drafted, {0, 0}, ScalarType::Float);
+int64_t VerifyArguments::widest_row() const {
+  const int64_t vocab = target.size(target.dim() - 1);
+  const std::optional<Tensor>& rows = draft_arguments.rows;
+  return rows ? std::max(vocab, rows->size(rows->dim() - 1)) : vocab;
 }
 
 void VerifyArguments::fill(VerifyParams& p) {
