@@ -114,23 +114,23 @@ Tensor read_first(const Tensor& t, const Tensor& written) {
 void check_apart(const std::vector<NamedTensor>& written, const std::vector<NamedTensor>& read) {
   std::vector<Extent> extents;
   extents.reserve(written.size());
+  const auto overlapping = [&](const Extent& e) {
+    return std::find_if(extents.begin(), extents.end(), [&](const Extent& other) {
+      return other.begin < e.end && e.begin < other.end;
+    });
+  };
   for (const NamedTensor& t : written) {
     const Extent e = extent_of(*t.tensor, extents.size());
     if (e.begin != e.end && !has_memory(*t.tensor)) return;
+    const auto other = overlapping(e);
+    SPECDEC_CHECK(other == extents.end(), t.name, " must not overlap ", written[other->index].name,
+                  ", because both are written");
     extents.push_back(e);
   }
-  const auto check = [&](const NamedTensor& t, const Extent& e, size_t before, const char* why) {
-    for (size_t i = 0; i < before; ++i) {
-      SPECDEC_CHECK(extents[i].end <= e.begin || e.end <= extents[i].begin, written[i].name,
-                    " must not overlap ", t.name, why);
-    }
-  };
-  for (size_t i = 0; i < written.size(); ++i) {
-    check(written[i], extents[i], i, ", because both are written");
-  }
   for (const NamedTensor& t : read) {
-    check(t, extent_of(*t.tensor, 0), extents.size(),
-          ", because one is written while the other is read");
+    const auto other = overlapping(extent_of(*t.tensor, 0));
+    SPECDEC_CHECK(other == extents.end(), written[other->index].name, " must not overlap ", t.name,
+                  ", because one is written while the other is read");
   }
 }
 
