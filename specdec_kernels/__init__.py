@@ -23,6 +23,11 @@ from .arguments.rules import (
 )
 from .arguments.status import Status
 from .arguments.weight_blocks import BLOCK_FORMATS
+from .arguments.workspace import (
+    sample_workspace_bytes,
+    verify_chain_workspace_bytes,
+    verify_tree_workspace_bytes,
+)
 from .ops.apply_penalties import apply_penalties_
 from .ops.attention import cached_attention
 from .ops.decoder_layer import (
@@ -50,7 +55,7 @@ from .ops.paged import (
     paged_compact_,
     paged_truncate_,
 )
-from .ops.sample import Sampled, sample, sample_workspace_bytes
+from .ops.sample import Sampled, sample
 from .ops.tree_layout import (
     RankedTree,
     TreeAttention,
@@ -59,8 +64,8 @@ from .ops.tree_layout import (
     rerank_tree,
     tree_attention,
 )
-from .ops.verify_chain import Verdict, verify_chain, verify_chain_workspace_bytes
-from .ops.verify_tree import Tree, TreeVerdict, verify_tree, verify_tree_workspace_bytes
+from .ops.verify_chain import Verdict, verify_chain
+from .ops.verify_tree import Tree, TreeVerdict, verify_tree
 from .ops.weight_blocks import pack_blocks, unpack_blocks
 
 __version__ = "0.1.0"

@@ -1,11 +1,10 @@
-"""Results that an op writes into tensors of the caller, and the workspace that it takes from it."""
+"""Results that an op writes into tensors of the caller."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from . import conversion, in_place
@@ -33,8 +32,3 @@ def write_out(
     op(*arguments, *out, workspace)
     in_place.raise_versions([t for t in (*out, workspace) if t is not None])
     return out
-
-
-def bytes_on(device: torch.device | str, needed: int) -> int:
-    """The size of a workspace on a device: CUDA kernels alone work in one."""
-    return needed if torch.device(device).type == "cuda" else 0

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from .._ops import ops
 from ..arguments import conversion
 from ..arguments.conversion import Param
-from ..arguments.out import bytes_on, write_out
+from ..arguments.out import write_out
 from ..arguments.rules import METHODS, NOISES, Method, Noise
 from ..arguments.sample import SampleArguments
 from ..arguments.validation import fake_kernel
@@ -128,27 +127,3 @@ def _(*args: Any) -> tuple[Tensor, ...]:
 @fake_kernel("sample_out")
 def _(*args: Any) -> None:
     """Nothing is returned."""
-
-
-def sample_workspace_bytes(rows: int, vocab: int, *, device: torch.device | str = "cuda") -> int:
-    """The size in bytes of a workspace with which `sample` allocates nothing.
-
-    It suffices for every call with at most so many rows and entries of a row, and is 0 where the
-    op needs none: on a CPU, and without the CUDA kernels.
-
-    Args:
-        rows: R, at least 0.
-        vocab: V, at least 1.
-        device: where the rows are.
-
-    Raises:
-        RuntimeError: a number is out of range; the message names it.
-        TypeError: a number is no integer.
-
-    >>> sample_workspace_bytes(8, 32000, device="cpu")
-    0
-    """
-    needed = ops.sample_workspace_bytes.default(
-        conversion.require_integer(rows, "rows"), conversion.require_integer(vocab, "vocab")
-    )
-    return bytes_on(device, needed)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from .._ops import ops
@@ -23,7 +22,7 @@ from ..arguments.draft_forms import (
     map_columns,
     split_draft,
 )
-from ..arguments.out import bytes_on, write_out
+from ..arguments.out import write_out
 from ..arguments.rules import KINDS, TREE_RULES, Kind, TreeRule
 from ..arguments.tree import TreeArguments
 from ..arguments.validation import fake_kernel
@@ -229,40 +228,3 @@ def _(*args: Any) -> tuple[Tensor, ...]:
 @fake_kernel("verify_tree_out")
 def _(*args: Any) -> None:
     """Nothing is returned."""
-
-
-def verify_tree_workspace_bytes(
-    batch: int,
-    nodes: int,
-    vocab: int,
-    *,
-    rule: TreeRule,
-    device: torch.device | str = "cuda",
-) -> int:
-    """The size in bytes of a workspace with which `verify_tree` allocates nothing.
-
-    It suffices for every call under the rule with at most so many sequences, drafts and entries of
-    a row, whatever the dtypes, the form of the draft and the sampling parameters are. It is 0 where
-    the op needs none: on a CPU, and without the CUDA kernels.
-
-    Args:
-        batch: B, at least 0.
-        nodes: N, the nodes of a tree, at least 0.
-        vocab: the entries of a row, at least 1: the larger one of V and D.
-        rule: one of `TREE_RULES`.
-        device: where the rows are.
-
-    Raises:
-        RuntimeError: a number is out of range or a rule unknown; the message names it.
-        TypeError: a number is no integer, or the rule no string.
-
-    >>> verify_tree_workspace_bytes(8, 5, 32000, rule="multi_draft", device="cpu")
-    0
-    """
-    needed = ops.verify_tree_workspace_bytes.default(
-        conversion.require_integer(batch, "batch"),
-        conversion.require_integer(nodes, "nodes"),
-        conversion.require_integer(vocab, "vocab"),
-        number_of(rule, "rule", TREE_RULES),
-    )
-    return bytes_on(device, needed)

@@ -172,6 +172,7 @@ def test_the_size_of_a_workspace_bounds_that_of_each_call(simt, case):
     assert simt.last_bytes() <= size_of(simt, case, args)
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[3], chain_case(3, 4, 67, filters="tensor"),
                                   LARGE_TREES[1]], ids=str)  # fmt: skip
 def test_a_workspace_of_one_byte_less_is_named(simt, case):
@@ -189,6 +190,7 @@ def test_a_workspace_of_one_byte_less_is_named(simt, case):
         validate(*args, *out, few)
 
 
+@pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("order", ["forward", "interleaved-1"])
 @pytest.mark.parametrize("start", [0, 1, 63])
 def test_one_workspace_serves_calls_of_any_op_and_size_in_turn(simt, start, order):
