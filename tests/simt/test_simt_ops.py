@@ -174,6 +174,7 @@ def test_the_size_of_a_workspace_bounds_that_of_each_call(simt, case):
 
 @pytest.mark.covering(emulated=1)
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[3], chain_case(3, 4, 67, filters="tensor"),
+                                  chain_case(1, 2, 4096, draft="wide", filters="tensor"),
                                   LARGE_TREES[1]], ids=str)  # fmt: skip
 def test_a_workspace_of_one_byte_less_is_named(simt, case):
     """These calls need all that calls of their size can need."""

@@ -19,15 +19,14 @@
 namespace specdec {
 
 // Parameters with the fields that decide how much memory CUDA kernels need, and with what asks for
-// the most: filters and temperatures for each sequence, and logits that have to be measured.
+// the most: a filter, a temperature for each sequence, and logits that have to be measured.
 template <class OpParams>
 OpParams most_demanding(int64_t vocab) {
-  static constexpr float kNumber = 1;
-  static constexpr int32_t kCount = 1;
+  static constexpr float kTemperature = 1;
   OpParams p{};
   p.vocab = vocab;
-  p.sampling.temperatures = &kNumber;
-  p.sampling.top_ks = &kCount;
+  p.sampling.temperatures = &kTemperature;
+  p.sampling.top_p = 0.5f;
   if constexpr (std::is_base_of_v<VerifyParams, OpParams>) {
     p.kind = Kind::kLogits;
     p.draft.form = DraftForm::kRows;
