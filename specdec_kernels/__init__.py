@@ -23,6 +23,11 @@ from .arguments.rules import (
 )
 from .arguments.status import Status
 from .arguments.weight_blocks import BLOCK_FORMATS
+from .arguments.workspace import (
+    sample_workspace_bytes,
+    verify_chain_workspace_bytes,
+    verify_tree_workspace_bytes,
+)
 from .ops.apply_penalties import apply_penalties_
 from .ops.attention import cached_attention
 from .ops.decoder_layer import (
@@ -126,11 +131,14 @@ __all__ = [
     "rerank_tree",
     "ring_truncate_",
     "sample",
+    "sample_workspace_bytes",
     "state_select_",
     "tree_attention",
     "unpack_blocks",
     "verify_chain",
+    "verify_chain_workspace_bytes",
     "verify_tree",
+    "verify_tree_workspace_bytes",
     "warm_up",
 ]
 

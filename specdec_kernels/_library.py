@@ -51,6 +51,9 @@ OPS = {
     "decoder_layers_": "forward.decoder_layer",
     "grow_tree_": "forward.grow_tree",
 }
+# Those with a variant `<op>_out`, which writes its results into tensors of the caller.
+OUT_OPS = ("sample", "verify_chain", "verify_tree")
+REGISTERED = (*OPS, *(f"{op}_out" for op in OUT_OPS))
 CACHE_OPS = tuple(op for op, module in OPS.items() if module.startswith("kv."))
 # Ops of forwards on the CPU: they exist for no other device.
 CPU_OPS = tuple(op for op, module in OPS.items() if module.startswith("forward."))
@@ -139,7 +142,10 @@ def _register_on_cuda() -> None:
         )
         for op, provider in _on_cuda().items():
             if provider != "cuda" and op not in CPU_OPS:
-                _FOR_ALL.impl(op, implementations[provider](op), "CUDA")
+                implementation = implementations[provider](op)
+                _FOR_ALL.impl(op, implementation, "CUDA")
+                if op in OUT_OPS:
+                    _FOR_ALL.impl(f"{op}_out", _triton.copying(op, implementation), "CUDA")
 
 
 def _refusal(op: str) -> Callable[..., None]:
@@ -158,7 +164,7 @@ def _pass_by_autograd() -> None:
     Without this, autograd would attach a node to the outputs that warns in the backward pass. To
     pass by autograd also makes each call cheaper.
     """
-    for op in OPS:
+    for op in REGISTERED:
         _FOR_ALL.impl(op, torch.library.fallthrough_kernel, "Autograd")
 
 
@@ -167,7 +173,7 @@ def _refuse_layouts() -> None:
 
     The dispatcher finds them, so that calls with dense tensors look at no layout.
     """
-    for op in OPS:
+    for op in REGISTERED:
         for layout in ("Sparse", "SparseCsr", "Quantized"):
             for device in ("CPU", "CUDA"):
                 _FOR_ALL.impl(op, functools.partial(_refuse_layout, op), f"{layout}{device}")

@@ -37,6 +37,15 @@ void ChainArguments::check_rule() const {
   }
 }
 
+std::array<Output, 5> ChainArguments::outputs() const {
+  const int64_t b = batch(), emitted = size() + 1;
+  return {{{"[B, gamma+1]", drafted.scalar_type(), b, emitted},
+           {"[B]", ScalarType::Int, b},
+           {"[B]", ScalarType::Int, b},
+           {"[B, gamma+1]", ScalarType::Float, b, emitted, with_logprobs},
+           {"[B, gamma]", ScalarType::Float, b, size(), with_accept_probs}}};
+}
+
 ChainParams ChainArguments::params(const ChainOutputs& out) {
   const auto& [tokens, num_accepted, status, logprobs, accept_probs] = out;
   ChainParams p = of_rules;

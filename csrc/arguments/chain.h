@@ -10,6 +10,10 @@ namespace specdec {
 using ChainOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 struct ChainArguments : VerifyArguments {
+  using Outputs = ChainOutputs;
+  static constexpr std::array kOutputs = {"tokens", "num_accepted", "status", "logprobs",
+                                          "accept_probs"};
+
   ChainParams of_rules;  // its fields of `kParameters`
   std::optional<Tensor> synthetic_rates;
 
@@ -22,11 +26,14 @@ struct ChainArguments : VerifyArguments {
   void set_defaults() { of_rules = default_parameters<ChainParams>(kParameters); }
   // Throws a message that names the argument, the rule and the value.
   void check() const;
-  ChainOutputs new_outputs() const;
+  std::array<Output, kOutputs.size()> outputs() const;
   // Pointers into these arguments, which become contiguous where kernels need it, and into `out`.
   ChainParams params(const ChainOutputs& out);
   // The op.
   ChainOutputs run();
+  // Writes the results into `out`, where those that nobody asked for may be undefined. CUDA kernels
+  // work in memory that is allocated, if there is no workspace.
+  void run_into(const ChainOutputs& out, const std::optional<Tensor>& workspace = {});
 
  private:
   template <class T>

@@ -1,7 +1,5 @@
 #include "arguments/kept_tokens.h"
 
-#include "arguments/launch.h"
-
 namespace specdec {
 
 void KeptTokensArguments::check() const {
@@ -38,17 +36,6 @@ void KeptTokensArguments::check() const {
   }
 }
 
-KeptTokensOutputs KeptTokensArguments::new_outputs() const {
-  const auto output = [&](ScalarType dtype, bool each) {
-    const int64_t b = batch(), e = rows_each();
-    if (plain())
-      return each ? new_empty(target, {b, max_kept}, dtype) : new_empty(target, {b}, dtype);
-    return each ? new_empty(target, {b, e, max_kept}, dtype) : new_empty(target, {b, e}, dtype);
-  };
-  return {output(ScalarType::Long, true), output(ScalarType::Float, true),
-          output(ScalarType::Int, false), output(ScalarType::Int, false)};
-}
-
 KeptTokensParams KeptTokensArguments::params(const KeptTokensOutputs& out) {
   const auto& [ids, logprobs, counts, status] = out;
   const bool flat = target_indptr.has_value();
@@ -69,13 +56,6 @@ KeptTokensParams KeptTokensArguments::params(const KeptTokensOutputs& out) {
   p.max_kept = max_kept;
   p.kind = checked_kind();
   return p;
-}
-
-KeptTokensOutputs KeptTokensArguments::run() {
-  check();
-  const KeptTokensOutputs out = new_outputs();
-  launch(target, params(out), SPECDEC_LAUNCHERS(KeptTokensParams, kept_tokens));
-  return out;
 }
 
 }  // namespace specdec

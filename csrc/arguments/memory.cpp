@@ -106,4 +106,27 @@ Tensor read_first(const Tensor& t, const Tensor& written) {
   return a.begin < b.end && b.begin < a.end ? clone(t) : t;
 }
 
+void check_apart(const std::vector<NamedTensor>& written, const std::vector<NamedTensor>& read) {
+  std::vector<Extent> extents;
+  extents.reserve(written.size());
+  const auto overlapping = [&](const Extent& e) {
+    return std::find_if(extents.begin(), extents.end(), [&](const Extent& other) {
+      return other.begin < e.end && e.begin < other.end;
+    });
+  };
+  for (const NamedTensor& t : written) {
+    const Extent e = extent_of(*t.tensor, extents.size());
+    if (e.begin != e.end && !has_memory(*t.tensor)) return;
+    const auto other = overlapping(e);
+    SPECDEC_CHECK(other == extents.end(), t.name, " must not overlap ", written[other->index].name,
+                  ", because both are written");
+    extents.push_back(e);
+  }
+  for (const NamedTensor& t : read) {
+    const auto other = overlapping(extent_of(*t.tensor, 0));
+    SPECDEC_CHECK(other == extents.end(), written[other->index].name, " must not overlap ", t.name,
+                  ", because one is written while the other is read");
+  }
+}
+
 }  // namespace specdec

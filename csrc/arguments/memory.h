@@ -1,6 +1,7 @@
 #pragma once
 // Where tensors that an op writes lie in memory.
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "arguments/checks.h"
@@ -26,5 +27,13 @@ Extents check_written(const char* name, const std::vector<Tensor>& tensors);
 // op reads all of its arguments before it writes.
 std::vector<Tensor> read_first(const std::vector<Tensor>& tensors, const Extents& written);
 Tensor read_first(const Tensor& t, const Tensor& written);
+
+struct NamedTensor {
+  std::string name;
+  const Tensor* tensor;
+};
+// From the first to the last byte, no tensor that is written may overlap another of them, or one
+// that is read. Without memory, as fake kernels have it, nothing is checked.
+void check_apart(const std::vector<NamedTensor>& written, const std::vector<NamedTensor>& read);
 
 }  // namespace specdec

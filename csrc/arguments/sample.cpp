@@ -33,6 +33,15 @@ void SampleArguments::check() const {
                 "method must be gumbel when noise is shared, got cdf");
 }
 
+std::array<Output, 5> SampleArguments::outputs() const {
+  const int64_t n = logits.size(0);
+  return {{{"[R]", ScalarType::Long, n},
+           {"[R]", ScalarType::Float, n},
+           {"[R]", ScalarType::Double, n},
+           {"[R]", ScalarType::Float, n},
+           {"[R]", ScalarType::Int, n}}};
+}
+
 SampleParams SampleArguments::params(const SampleOutputs& out) {
   const auto& [tokens, logprobs, logsumexp, threshold, status] = out;
   seeds = dense_int64(seeds);

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "arguments/checks.h"
+#include "arguments/output.h"
 #include "specdec/sample.h"
 
 namespace specdec {
@@ -14,6 +15,9 @@ enum class Noise : int64_t { kResidual, kDraft, kShared };
 enum class Method : int64_t { kCdf, kGumbel };
 
 struct SampleArguments {
+  using Outputs = SampleOutputs;
+  static constexpr std::array kOutputs = {"tokens", "logprobs", "logsumexp", "threshold", "status"};
+
   Tensor logits;
   SamplingArguments sampling;
   std::optional<Tensor> token_bitmask;
@@ -29,11 +33,14 @@ struct SampleArguments {
   }
   // Throws a message that names the argument, the rule and the value.
   void check() const;
-  SampleOutputs new_outputs() const;
+  std::array<Output, kOutputs.size()> outputs() const;
   // Pointers into these arguments, which become contiguous where kernels need it, and into `out`.
   SampleParams params(const SampleOutputs& out);
   // The op.
   SampleOutputs run();
+  // Writes the results into `out`. CUDA kernels work in memory that is allocated, if there is no
+  // workspace.
+  void run_into(const SampleOutputs& out, const std::optional<Tensor>& workspace = {});
 
  private:
   Noise checked_noise() const { return enum_of("noise", noise, Noise::kShared); }

@@ -35,6 +35,16 @@ void TreeArguments::check_draft(const Names& names) const {
   draft_arguments.check(target, batch(), each, each);
 }
 
+std::array<Output, 6> TreeArguments::outputs() const {
+  const int64_t b = batch(), emitted = max_depth + 1;
+  return {{{"[B, max_depth]", parents.scalar_type(), b, max_depth},
+           {"[B, max_depth+1]", drafted.scalar_type(), b, emitted},
+           {"[B]", ScalarType::Int, b},
+           {"[B]", ScalarType::Int, b},
+           {"[B, max_depth+1]", ScalarType::Float, b, emitted, with_logprobs},
+           {"[B, N]", ScalarType::Float, b, size(), with_accept_probs}}};
+}
+
 TreeParams TreeArguments::params(const TreeOutputs& out) {
   const auto& [path, tokens, num_accepted, status, logprobs, accept_probs] = out;
   TreeParams p = of_rules;

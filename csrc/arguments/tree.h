@@ -10,6 +10,10 @@ namespace specdec {
 using TreeOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 struct TreeArguments : VerifyArguments {
+  using Outputs = TreeOutputs;
+  static constexpr std::array kOutputs = {"path",   "tokens",   "num_accepted",
+                                          "status", "logprobs", "accept_probs"};
+
   Tensor parents;
   int64_t max_depth;
   TreeParams of_rules;  // its fields of `kParameters`
@@ -24,11 +28,13 @@ struct TreeArguments : VerifyArguments {
   void set_defaults() { of_rules = default_parameters<TreeParams>(kParameters); }
   // Throws a message that names the argument, the rule and the value.
   void check() const;
-  TreeOutputs new_outputs() const;
+  std::array<Output, kOutputs.size()> outputs() const;
   // Pointers into these arguments, which become contiguous where kernels need it, and into `out`.
   TreeParams params(const TreeOutputs& out);
   // The op.
   TreeOutputs run();
+  // As that of ChainArguments.
+  void run_into(const TreeOutputs& out, const std::optional<Tensor>& workspace = {});
 
  private:
   static constexpr auto kParameters = typical_parameters<TreeParams, TreeRule>();

@@ -1,5 +1,7 @@
 #include "arguments/verification.h"
 
+#include <algorithm>
+
 namespace specdec {
 
 void VerifyArguments::check_drafted(const Names& names) const {
@@ -65,6 +67,12 @@ void VerifyArguments::check_limits() const {
   if (max_new_tokens) {
     check_integers("max_new_tokens", *max_new_tokens, batch(), target, "target");
   }
+}
+
+int64_t VerifyArguments::widest_row() const {
+  const int64_t vocab = target.size(target.dim() - 1);
+  const std::optional<Tensor>& rows = draft_arguments.rows;
+  return rows ? std::max(vocab, rows->size(rows->dim() - 1)) : vocab;
 }
 
 void VerifyArguments::fill(VerifyParams& p) {

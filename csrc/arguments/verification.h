@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "arguments/draft.h"
+#include "arguments/output.h"
 #include "specdec/verification.h"
 
 namespace specdec {
@@ -76,6 +77,9 @@ struct VerifyArguments {
   std::optional<Tensor> eos_token_ids, max_new_tokens;
   bool with_logprobs, with_accept_probs;
 
+  // The entries of the longest row of the target and of the draft.
+  int64_t widest_row() const;
+
  protected:
   // The names in messages of the drafted tokens, of their number, and of the rows of a ragged
   // target.
@@ -113,9 +117,6 @@ struct VerifyArguments {
   void check_chosen_draft(const Names& names) const;
   void check_draws(const char* uniforms_shape, int64_t columns, bool rule_is_match) const;
   void check_limits() const;
-  Tensor new_output(int64_t columns, ScalarType dtype) const;
-  Tensor new_counts() const;
-  Tensor new_floats(bool wanted, int64_t columns) const;
   // Fills in pointers into these arguments, which become contiguous where kernels need it.
   void fill(VerifyParams& p);
   void fill_outputs(VerifyParams& p, const Tensor& tokens, const Tensor& num_accepted,

@@ -16,6 +16,11 @@ inline void check_on_cpu(const char* name, const Tensor& t) {
                 device_name(t));
 }
 
+inline void check_workspace_size(const Tensor& workspace, int64_t bytes) {
+  SPECDEC_CHECK(workspace.size(0) >= bytes, "workspace must have at least ", bytes,
+                " bytes for this call, got ", workspace.size(0));
+}
+
 // Calls start(stream), which returns a cudaError_t, with the current stream of the tensor's device.
 template <class Start>
 void start_on_cuda([[maybe_unused]] const Tensor& of, [[maybe_unused]] Start start) {
@@ -29,13 +34,23 @@ void start_on_cuda([[maybe_unused]] const Tensor& of, [[maybe_unused]] Start sta
 #endif
 }
 
+// The scratch memory that the CUDA kernels of a call need; none in a build without them.
 template <class OpParams>
-void launch(const Tensor& of, const OpParams& p, const Launchers<OpParams>& launchers) {
+int64_t workspace_bytes(const OpParams& p, const Launchers<OpParams>& launchers) {
+  return launchers.workspace_bytes == nullptr ? 0 : launchers.workspace_bytes(p);
+}
+
+// CUDA kernels work in the caller's workspace, or in one of the call.
+template <class OpParams>
+void launch(const Tensor& of, const OpParams& p, const Launchers<OpParams>& launchers,
+            const std::optional<Tensor>& workspace = std::nullopt) {
   if (of.is_cpu()) return launchers.cpu(p, torch_parallel());
   start_on_cuda(of, [&](void* stream) {
-    Tensor workspace =
-        torch::stable::new_empty(of, {launchers.workspace_bytes(p)}, ScalarType::Byte);
-    return launchers.cuda(p, workspace.mutable_data_ptr(), stream);
+    const int64_t bytes = workspace_bytes(p, launchers);
+    const Tensor memory =
+        workspace ? *workspace : torch::stable::new_empty(of, {bytes}, ScalarType::Byte);
+    check_workspace_size(memory, bytes);
+    return launchers.cuda(p, memory.mutable_data_ptr(), stream);
   });
 }
 

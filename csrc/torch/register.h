@@ -48,11 +48,11 @@ namespace specdec {
 
 // Defines an op and its validation by the struct of its arguments. `outputs` as in a schema.
 template <class Arguments, class Library>
-void define(Library& library, const std::string& op, const char* outputs) {
+void define(Library& library, const std::string& op, const std::string& outputs) {
   std::string arguments = Op<Arguments>::schema();
   library.def((op + arguments + " -> " + outputs).c_str());
   // Validation writes nothing.
-  for (size_t at; (at = arguments.find("(a!)")) != std::string::npos;) arguments.erase(at, 4);
+  for (size_t at; (at = arguments.find("!)")) != std::string::npos;) arguments.erase(at - 2, 4);
   library.def(("validate_" + op + arguments + " -> ()").c_str());
 }
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from .._ops import ops
 from ..arguments import conversion
 from ..arguments.conversion import Param
+from ..arguments.out import write_out
 from ..arguments.rules import METHODS, NOISES, Method, Noise
 from ..arguments.sample import SampleArguments
 from ..arguments.validation import fake_kernel
@@ -57,6 +58,8 @@ def sample(
     positions: Tensor,
     noise: Noise = "draft",
     method: Method | None = None,
+    out: Sampled | None = None,
+    workspace: Tensor | None = None,
 ) -> Sampled:
     """Sample one token for each row of logits. Not differentiable.
 
@@ -80,6 +83,11 @@ def sample(
             "shared" is for drafts that rule `match` verifies.
         method: "cdf" (inverse CDF of one uniform) or "gumbel" (Gumbel-max sampling). None means
             "gumbel" for the shared noise, which allows no other, and "cdf" otherwise.
+        out: contiguous tensors of the shapes and dtypes of `Sampled`, in which the results are
+            written and which are returned: no tensor is allocated for them. None may overlap
+            another or an argument. docs/ops.md#persistent-buffers.
+        workspace: uint8 of at least `sample_workspace_bytes`, for `out` on a CUDA device: the
+            kernels work in it. It need not be cleared. None: the call allocates one.
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar is out of range; the message names it.
@@ -97,19 +105,25 @@ def sample(
     conversion.require_tensors(logits=logits, seeds=seeds, positions=positions)
     if method is None:
         method = "gumbel" if noise == "shared" else "cdf"
-    return Sampled(
-        *ops.sample.default(
-            logits,
-            *conversion.sampling(temperature, top_k, top_p, min_p),
-            conversion.require_tensor_or_none(token_bitmask, "token_bitmask"),
-            seeds,
-            positions,
-            number_of(noise, "noise", NOISES),
-            number_of(method, "method", METHODS),
-        )
+    arguments = (
+        logits,
+        *conversion.sampling(temperature, top_k, top_p, min_p),
+        conversion.require_tensor_or_none(token_bitmask, "token_bitmask"),
+        seeds,
+        positions,
+        number_of(noise, "noise", NOISES),
+        number_of(method, "method", METHODS),
     )
+    if out is None and workspace is None:
+        return Sampled(*ops.sample.default(*arguments))
+    return write_out(ops.sample_out.default, arguments, Sampled, out, workspace)
 
 
 @fake_kernel("sample")
 def _(*args: Any) -> tuple[Tensor, ...]:
     return SampleArguments(*args).new_outputs()
+
+
+@fake_kernel("sample_out")
+def _(*args: Any) -> None:
+    """Nothing is returned."""

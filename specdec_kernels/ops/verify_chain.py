@@ -29,6 +29,7 @@ from ..arguments.draft_forms import (
     map_columns,
     split_draft,
 )
+from ..arguments.out import write_out
 from ..arguments.rules import KINDS, RULES, Kind, Rule
 from ..arguments.validation import fake_kernel
 from ..arguments.values import number_of, require_flag
@@ -96,6 +97,8 @@ def verify_chain(
     max_new_tokens: Tensor | None = None,
     with_logprobs: bool = True,
     with_accept_probs: bool = False,
+    out: Verdict | None = None,
+    workspace: Tensor | None = None,
 ) -> Verdict:
     """Decide which drafted tokens are accepted, and sample the recovered or bonus token.
 
@@ -171,6 +174,12 @@ def verify_chain(
         max_new_tokens: [B] int32 or int64, how many tokens may be emitted; 0 or less emits nothing.
         with_logprobs: whether to compute `logprobs`.
         with_accept_probs: whether to compute `accept_probs`.
+        out: contiguous tensors of the shapes and dtypes of `Verdict`, in which the results are
+            written and which are returned: no tensor is allocated for them. What is not asked for
+            is None or empty. None may overlap another or an argument.
+            docs/ops.md#persistent-buffers.
+        workspace: uint8 of at least `verify_chain_workspace_bytes`, for `out` on a CUDA device: the
+            kernels work in it. It need not be cleared. None: the call allocates one.
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar is out of range, or a parameter that the rule
@@ -189,37 +198,43 @@ def verify_chain(
     (tensor([[1, 0]]), tensor([1], dtype=torch.int32))
     """
     rows, ids, *statistics = split_draft(draft)
-    return Verdict(
-        *ops.verify_chain.default(
-            conversion.require_tensor(target, "target"),
-            conversion.require_tensor(draft_token_ids, "draft_token_ids"),
-            rows,
-            ids,
-            map_columns(draft_map),
-            *statistics,
-            conversion.require_tensor_or_none(draft_rows, "draft_rows"),
-            number_of(kind, "kind", KINDS),
-            number_of(rule, "rule", RULES),
-            *conversion.sampling(temperature, top_k, top_p, min_p),
-            conversion.require_tensor_or_none(token_bitmask, "token_bitmask"),
-            conversion.require_tensor(seeds, "seeds"),
-            conversion.require_tensor(positions, "positions"),
-            conversion.require_tensor_or_none(target_indptr, "target_indptr"),
-            conversion.require_tensor_or_none(uniforms, "uniforms"),
-            conversion.require_number(lenience, "lenience"),
-            conversion.require_number(typical_epsilon, "typical_epsilon"),
-            conversion.require_number(typical_delta, "typical_delta"),
-            conversion.require_integer(top_beta_rank, "top_beta_rank"),
-            conversion.require_number(top_beta_distance, "top_beta_distance"),
-            conversion.require_tensor_or_none(synthetic_rates, "synthetic_rates"),
-            conversion.require_tensor_or_none(eos_token_ids, "eos_token_ids"),
-            conversion.require_tensor_or_none(max_new_tokens, "max_new_tokens"),
-            require_flag(with_logprobs, "with_logprobs"),
-            require_flag(with_accept_probs, "with_accept_probs"),
-        )
+    arguments = (
+        conversion.require_tensor(target, "target"),
+        conversion.require_tensor(draft_token_ids, "draft_token_ids"),
+        rows,
+        ids,
+        map_columns(draft_map),
+        *statistics,
+        conversion.require_tensor_or_none(draft_rows, "draft_rows"),
+        number_of(kind, "kind", KINDS),
+        number_of(rule, "rule", RULES),
+        *conversion.sampling(temperature, top_k, top_p, min_p),
+        conversion.require_tensor_or_none(token_bitmask, "token_bitmask"),
+        conversion.require_tensor(seeds, "seeds"),
+        conversion.require_tensor(positions, "positions"),
+        conversion.require_tensor_or_none(target_indptr, "target_indptr"),
+        conversion.require_tensor_or_none(uniforms, "uniforms"),
+        conversion.require_number(lenience, "lenience"),
+        conversion.require_number(typical_epsilon, "typical_epsilon"),
+        conversion.require_number(typical_delta, "typical_delta"),
+        conversion.require_integer(top_beta_rank, "top_beta_rank"),
+        conversion.require_number(top_beta_distance, "top_beta_distance"),
+        conversion.require_tensor_or_none(synthetic_rates, "synthetic_rates"),
+        conversion.require_tensor_or_none(eos_token_ids, "eos_token_ids"),
+        conversion.require_tensor_or_none(max_new_tokens, "max_new_tokens"),
+        require_flag(with_logprobs, "with_logprobs"),
+        require_flag(with_accept_probs, "with_accept_probs"),
     )
+    if out is None and workspace is None:
+        return Verdict(*ops.verify_chain.default(*arguments))
+    return write_out(ops.verify_chain_out.default, arguments, Verdict, out, workspace)
 
 
 @fake_kernel("verify_chain")
 def _(*args: Any) -> tuple[Tensor, ...]:
     return ChainArguments(*args).new_outputs()
+
+
+@fake_kernel("verify_chain_out")
+def _(*args: Any) -> None:
+    """Nothing is returned."""

@@ -23,6 +23,7 @@ from ..arguments.draft_forms import (
     map_columns,
     split_draft,
 )
+from ..arguments.out import write_out
 from ..arguments.rules import KINDS, TREE_RULES, Kind, TreeRule
 from ..arguments.tree import TreeArguments
 from ..arguments.validation import fake_kernel
@@ -102,6 +103,8 @@ def verify_tree(
     max_depth: int | None = None,
     with_logprobs: bool = True,
     with_accept_probs: bool = False,
+    out: TreeVerdict | None = None,
+    workspace: Tensor | None = None,
 ) -> TreeVerdict:
     """Decide which path of a drafted tree is accepted, and sample the recovered or bonus token.
 
@@ -167,6 +170,12 @@ def verify_tree(
             root have depth 1. None means N.
         with_logprobs: whether to compute `logprobs`.
         with_accept_probs: whether to compute `accept_probs`.
+        out: contiguous tensors of the shapes and dtypes of `TreeVerdict`, in which the results are
+            written and which are returned: no tensor is allocated for them. What is not asked for
+            is None or empty. None may overlap another or an argument.
+            docs/ops.md#persistent-buffers.
+        workspace: uint8 of at least `verify_tree_workspace_bytes`, for `out` on a CUDA device: the
+            kernels work in it. It need not be cleared. None: the call allocates one.
 
     Raises:
         RuntimeError: a shape, dtype, device or scalar is out of range, or a parameter that the rule
@@ -190,35 +199,41 @@ def verify_tree(
     rows, ids, *statistics = split_draft(draft)
     if max_depth is None:
         max_depth = tokens.shape[-1] if tokens.dim() else 0  # the op names the shape
-    return TreeVerdict(
-        *ops.verify_tree.default(
-            conversion.require_tensor(target, "target"),
-            tokens,
-            parents,
-            rows,
-            ids,
-            map_columns(draft_map),
-            *statistics,
-            conversion.require_tensor_or_none(draft_rows, "draft_rows"),
-            number_of(kind, "kind", KINDS),
-            number_of(rule, "rule", TREE_RULES),
-            *conversion.sampling(temperature, top_k, top_p, min_p),
-            conversion.require_tensor_or_none(token_bitmask, "token_bitmask"),
-            conversion.require_tensor(seeds, "seeds"),
-            conversion.require_tensor(positions, "positions"),
-            conversion.require_tensor_or_none(target_indptr, "target_indptr"),
-            conversion.require_tensor_or_none(uniforms, "uniforms"),
-            conversion.require_number(typical_epsilon, "typical_epsilon"),
-            conversion.require_number(typical_delta, "typical_delta"),
-            conversion.require_tensor_or_none(eos_token_ids, "eos_token_ids"),
-            conversion.require_tensor_or_none(max_new_tokens, "max_new_tokens"),
-            conversion.require_integer(max_depth, "max_depth"),
-            require_flag(with_logprobs, "with_logprobs"),
-            require_flag(with_accept_probs, "with_accept_probs"),
-        )
+    arguments = (
+        conversion.require_tensor(target, "target"),
+        tokens,
+        parents,
+        rows,
+        ids,
+        map_columns(draft_map),
+        *statistics,
+        conversion.require_tensor_or_none(draft_rows, "draft_rows"),
+        number_of(kind, "kind", KINDS),
+        number_of(rule, "rule", TREE_RULES),
+        *conversion.sampling(temperature, top_k, top_p, min_p),
+        conversion.require_tensor_or_none(token_bitmask, "token_bitmask"),
+        conversion.require_tensor(seeds, "seeds"),
+        conversion.require_tensor(positions, "positions"),
+        conversion.require_tensor_or_none(target_indptr, "target_indptr"),
+        conversion.require_tensor_or_none(uniforms, "uniforms"),
+        conversion.require_number(typical_epsilon, "typical_epsilon"),
+        conversion.require_number(typical_delta, "typical_delta"),
+        conversion.require_tensor_or_none(eos_token_ids, "eos_token_ids"),
+        conversion.require_tensor_or_none(max_new_tokens, "max_new_tokens"),
+        conversion.require_integer(max_depth, "max_depth"),
+        require_flag(with_logprobs, "with_logprobs"),
+        require_flag(with_accept_probs, "with_accept_probs"),
     )
+    if out is None and workspace is None:
+        return TreeVerdict(*ops.verify_tree.default(*arguments))
+    return write_out(ops.verify_tree_out.default, arguments, TreeVerdict, out, workspace)
 
 
 @fake_kernel("verify_tree")
 def _(*args: Any) -> tuple[Tensor, ...]:
     return TreeArguments(*args).new_outputs()
+
+
+@fake_kernel("verify_tree_out")
+def _(*args: Any) -> None:
+    """Nothing is returned."""

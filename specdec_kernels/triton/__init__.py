@@ -11,9 +11,10 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from .._ops import ops
 from ..arguments.validation import validate
 
-__all__ = ["implementation"]
+__all__ = ["copying", "implementation"]
 
 
 def implementation(op: str, module: str) -> Callable[..., Any]:
@@ -22,5 +23,19 @@ def implementation(op: str, module: str) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         validate(op, args)
         return getattr(importlib.import_module(f"{__name__}.{module}"), op)(*args)
+
+    return call
+
+
+def copying(op: str, implementation: Callable[..., Any]) -> Callable[..., None]:
+    """`<op>_out` of an implementation that allocates its results: they are copied afterwards."""
+    number = len(getattr(ops, op).default._schema.arguments)
+
+    def call(*args: Any) -> None:
+        validate(f"{op}_out", args)
+        *out, _ = args[number:]
+        for given, result in zip(out, implementation(*args[:number]), strict=True):
+            if given is not None and given.numel():
+                given.copy_(result)
 
     return call

@@ -174,6 +174,45 @@ def test_a_captured_compaction_replays_with_other_paths():
             same(f"caches[{i}]", got, cache)
 
 
+def test_a_captured_round_in_persistent_buffers_allocates_nothing():
+    """Two ops take turns in one workspace; rows and positions change between replays."""
+    b, gamma, v = 3, 4, 5003
+    target, draft = (torch.randn(b, n, v, device="cuda") for n in (gamma + 1, gamma))
+    seeds = positions = torch.arange(b, device="cuda")
+    each = torch.arange(b * gamma, device="cuda")
+
+    def one_round(drawn=None, verdict=None, workspace=None):
+        kept = {"seeds": each, "positions": each, "workspace": workspace}
+        drawn = sk.sample(draft.view(-1, v), top_k=50, out=drawn, **kept)
+        tokens, *sampled = (x.view(b, gamma) for x in (drawn.tokens, *drawn[2:4]))
+        q = sk.SampledDraft(draft, *sampled, 1.0)
+        kept = {"seeds": seeds, "positions": positions, "workspace": workspace}
+        return drawn, sk.verify_chain(
+            target, tokens, q, rule="block", top_p=0.9, out=verdict, **kept
+        )
+
+    def allocations(*buffers):
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        one_round(*buffers)
+        return torch.cuda.memory_stats()["allocation.all.allocated"] - before
+
+    needed = sk.verify_chain_workspace_bytes(b, gamma, v, rule="block")
+    size = max(needed, sk.sample_workspace_bytes(b * gamma, v))
+    buffers = (*one_round(), torch.full((size,), 255, dtype=torch.uint8, device="cuda"))
+    assert (allocations(*buffers), allocations() >= 12) == (0, True)
+    graph = _capture(lambda: one_round(*buffers))
+    for _ in range(4):
+        for x in (target, draft):
+            x.normal_()
+        for x in (each, positions):
+            x.add_(7)
+        graph.replay()
+        proofs.assert_all_equal(proofs.tensors(buffers[:2]), proofs.tensors(one_round()))
+    few = buffers[2][: needed - 1]
+    with pytest.raises(RuntimeError, match=f"^workspace must have at least {needed} bytes"):
+        one_round(*buffers[:2], few)
+
+
 def test_opcheck_on_the_device():
     caches = [torch.zeros(2, 2, 6, 3, device="cuda"), torch.zeros(2, 1, 4, 5, device="cuda")]
     entries = [torch.ones(2, 2, 3, 3, device="cuda"), torch.ones(2, 1, 1, 5, device="cuda")]

@@ -212,8 +212,9 @@ TUPLES = (
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *TUPLES])
 def test_functions_and_tuples_take_the_same_arguments(name):
+    """But for tensors of the caller, which the kernels of torch alone write into."""
     ours, theirs = (
         [(p.name, p.kind, p.default) for p in inspect.signature(f).parameters.values()]
         for f in (getattr(host, name), getattr(kernels, name))
     )
-    assert ours == theirs
+    assert ours == [one for one in theirs if one[0] not in ("out", "workspace")]

@@ -158,9 +158,8 @@ def wrong_types(name, annotation):
     elif annotation in TYPES:
         must, values = TYPES[annotation]
     else:
-        assert name in ("draft", "draft_map", "draft_token_ids", "tree", "layers", "head"), (
-            f"no wrong types for {name}"
-        )
+        records = ("draft", "draft_map", "draft_token_ids", "tree", "layers", "head", "out")
+        assert name in records, f"no wrong types for {name}"
         return
     for value in values:
         if value is not None or not optional:

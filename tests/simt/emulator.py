@@ -52,6 +52,7 @@ class Library:
         self._native = ctypes.CDLL(str(path))
         self._native.simt_order.argtypes = [ctypes.c_bool, ctypes.c_uint64, ctypes.c_uint]
         self._native.simt_workspace.argtypes = [ctypes.c_uint64]
+        self._native.simt_own_workspace.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         self._native.simt_next_launch.restype = ctypes.c_uint64
         self._native.simt_last_written.restype = ctypes.c_int64
         self._native.simt_last_bytes.restype = ctypes.c_int64
@@ -94,6 +95,15 @@ class Library:
             self._native.simt_order(*ORDERS["forward"])
             self._native.simt_device(MULTIPROCESSORS)
             self._native.simt_workspace(ALL_ONES)
+
+    @contextlib.contextmanager
+    def working_in(self, workspace: torch.Tensor):
+        """Launches in these bytes as they are; one that needs more raises."""
+        self._native.simt_own_workspace(workspace.data_ptr(), len(workspace))
+        try:
+            yield
+        finally:
+            self._native.simt_own_workspace(None, 0)
 
     def last_bytes(self) -> int:
         """The size of the workspace of the last call."""

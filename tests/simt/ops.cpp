@@ -4,6 +4,7 @@
 #include <cstring>
 
 #define SPECDEC_LIBRARY specdec_kernels_simt
+#define SPECDEC_WITH_CUDA  // for the size of a workspace
 
 #include "../../csrc/arguments/chain.cpp"
 #include "../../csrc/arguments/checks.cpp"
@@ -15,6 +16,7 @@
 #include "../../csrc/arguments/sample.cpp"
 #include "../../csrc/arguments/tree.cpp"
 #include "../../csrc/arguments/verification.cpp"
+#include "../../csrc/torch/cuda_stream.cpp"
 #include "../../csrc/torch/ops/apply_penalties.cpp"
 #include "../../csrc/torch/ops/kept_tokens.cpp"
 #include "../../csrc/torch/ops/ngram_propose.cpp"
@@ -36,6 +38,10 @@ static int64_t last_bytes = 0;            // the size of that workspace
 static std::vector<uint64_t> last_words;  // of the workspace after it
 static uintptr_t last_address = 0;        // where it lay
 
+// A workspace of the caller, in which launches then work as it is.
+static unsigned char* own_workspace = nullptr;
+static int64_t own_bytes = 0;
+
 static void check_launch(int status) {
   SPECDEC_CHECK(status == 0, "the CUDA kernel launch failed: ", cuda::describe_error(status));
 }
@@ -45,6 +51,10 @@ static void check_launch(int status) {
 template <class OpParams>
 void run_in_shim(const OpParams& p, int (*launch)(const OpParams&, void*, void*)) {
   const int64_t bytes = cuda::workspace_bytes(p);
+  if (own_workspace != nullptr) {
+    SPECDEC_CHECK(bytes <= own_bytes, "a workspace of ", own_bytes, " bytes lacks ", bytes);
+    return check_launch(launch(p, own_workspace, nullptr));
+  }
   std::vector<uint64_t> words((bytes + 7) / 8 + 2, workspace_word);
   auto* const workspace = reinterpret_cast<unsigned char*>(words.data());
   unsigned char* const end = workspace + bytes;
@@ -104,6 +114,11 @@ SPECDEC_EXPORT int simt_last_error(int pending) {
 SPECDEC_EXPORT void simt_driver(int version) { simt::driver_version = version; }
 
 SPECDEC_EXPORT void simt_workspace(uint64_t word) { specdec::workspace_word = word; }
+
+SPECDEC_EXPORT void simt_own_workspace(unsigned char* workspace, int64_t bytes) {
+  specdec::own_workspace = workspace;
+  specdec::own_bytes = bytes;
+}
 
 SPECDEC_EXPORT int64_t simt_last_bytes() { return specdec::last_bytes; }
 

@@ -27,6 +27,10 @@ from proofs.history import ngram_case
 from simt import emulator
 from support.providers import verify_tree
 
+from specdec_kernels.arguments.chain import ChainArguments
+from specdec_kernels.arguments.sample import SampleArguments
+from specdec_kernels.arguments.tree import TreeArguments
+
 OPS = ("sample", "kept_tokens", "verify_chain")
 CASES = [case for op in OPS for case in proofs.cases(op, heavy=True)]
 TREES = proofs.cases("verify_tree", heavy=True)
@@ -154,6 +158,79 @@ def test_the_workspace_may_hold_anything(simt, case, fill):
     for order in ("forward", "interleaved-1", "interleaved-2"):
         got = outputs(simt, case, args, processors=16, order=order, fill=fill)
         assert_outputs_equal(case.op, got, want)
+
+
+RECORDS = {"sample": SampleArguments, "verify_chain": ChainArguments, "verify_tree": TreeArguments}
+
+
+def size_of(simt, case, args):
+    """The workspace that suffices for calls of the size of this one."""
+    a = RECORDS[case.op](*args)
+    size = simt.op(f"{case.op}_workspace_bytes")
+    if case.op == "sample":
+        return size(*a.logits.shape)
+    drafts = args[1].shape
+    return size(*drafts, max(t.shape[-1] for t in (a.target, a.draft) if t is not None), a.rule)
+
+
+@pytest.mark.covering(emulated=1)
+@pytest.mark.parametrize("case", CASES + TREES + LARGE + LARGE_TREES, ids=str)
+def test_the_size_of_a_workspace_bounds_that_of_each_call(simt, case):
+    args = case.args()
+    outputs(simt, case, args)
+    assert simt.last_bytes() <= size_of(simt, case, args)
+
+
+@pytest.mark.covering(emulated=1)
+@pytest.mark.parametrize("case", [LARGE[0], LARGE[3], chain_case(3, 4, 67, filters="tensor"),
+                                  chain_case(1, 2, 4096, draft="wide", filters="tensor"),
+                                  LARGE_TREES[1]], ids=str)  # fmt: skip
+def test_a_workspace_of_one_byte_less_is_named(simt, case):
+    """These calls need all that calls of their size can need."""
+    args = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in case.args()]
+    out = [t.to("meta") for t in of_whole_rows(simt, case)]
+    bytes_ = size_of(simt, case, args)
+    outputs(simt, case)
+    assert simt.last_bytes() == bytes_
+    validate = simt.op(f"validate_{case.op}_out")
+    validate(*args, *out, torch.empty(bytes_, dtype=torch.uint8, device="meta"))
+    few = torch.empty(bytes_ - 1, dtype=torch.uint8, device="meta")
+    message = f"workspace must have at least {bytes_} bytes for this call, got {bytes_ - 1}$"
+    with pytest.raises(RuntimeError, match=message):
+        validate(*args, *out, few)
+
+
+@pytest.mark.covering(emulated=1)
+@pytest.mark.parametrize("order", ["forward", "interleaved-1"])
+@pytest.mark.parametrize("start", [0, 1, 63])
+def test_one_workspace_serves_calls_of_any_op_and_size_in_turn(simt, start, order):
+    """It holds what the call before left there, begins anywhere, and ends where the size says."""
+    calls = [*SMALL[::3], LARGE[0], *SMALL_TREES[::3], LARGE[5], LARGE_TREES[1], *SMALL[1::3]]
+    most = max(size_of(simt, case, case.args()) for case in calls)
+    memory = torch.randint(0, 256, (start + most + 64,), generator=torch.Generator().manual_seed(1))
+    memory = memory.to(torch.uint8)
+    memory[start + most :] = 0xA5
+    for case in calls:
+        args = case.args()
+        own = memory[start : start + size_of(simt, case, args)]
+        behind = memory[start + len(own) :].clone()
+        with simt.working_in(own):
+            got = outputs(simt, case, args, processors=16, order=order)
+        assert_outputs_equal(case.op, got, of_whole_rows(simt, case))
+        assert behind.equal(memory[start + len(own) :])
+
+
+def test_a_larger_call_needs_no_less_workspace(simt):
+    for op, rules, drafts in (("sample", [()], ()), ("verify_chain", range(8), (0, 1, 5)),
+                              ("verify_tree", range(9), (0, 1, 33))):  # fmt: skip
+        size = simt.op(f"{op}_workspace_bytes")
+        for rule in rules:
+            each = [[size(b, *n, v, *([] if op == "sample" else [rule]))
+                     for v in (1, 67, 513, 4096, 151_936)]
+                    for b in (0, 1, 3) for n in ([(d,) for d in drafts] or [()])]  # fmt: skip
+            table = torch.tensor(each).view(3, -1, 5)
+            assert all((table.diff(dim=d) >= 0).all() for d in range(3))
+            assert (table[1:].diff(dim=2)[..., -1] > 0).all()
 
 
 def test_a_driver_that_is_too_old_is_named(simt):
