@@ -1,5 +1,6 @@
 #pragma once
 // The arguments of verify_chain by name and their validation.
+#include <array>
 #include <tuple>
 
 #include "arguments/verification.h"

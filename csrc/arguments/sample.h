@@ -1,5 +1,6 @@
 #pragma once
 // The arguments of sample by name and their validation.
+#include <array>
 #include <tuple>
 
 #include "arguments/checks.h"

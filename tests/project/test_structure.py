@@ -243,10 +243,12 @@ def test_a_rule_is_in_few_files():
     assert len([p for p in named if "tests" not in p.parts]) <= 18, named
 
 
-# Budgets of the tests. They go down: who needs more takes something else away. The lines rose
-# by the proofs, faults and random calls of grow_tree_, of masks and penalties, and of grammars.
+# Budgets of the tests. They go down: who needs more takes something else away. The lines rose by
+# what proves grow_tree_, masks, penalties and grammars, and then the C interface, kept tokens,
+# results of the caller, the prefix cache, predictions, calls of tools and vLLM's V2 runner. The
+# planted faults are not counted: each new mechanism must bring its own.
 
-TEST_LINES = 54_637  # of all files below tests/
+TEST_LINES = 54_000  # of all files below tests/ but the ledger of faults
 SUPPORT_LINES = 2_225
 HELPERS = 2  # modules of ours that a reader of one test file has to know
 FILES_WITH_MORE_HELPERS = 29
@@ -270,7 +272,10 @@ def texts_of_tests():
 
 
 def lines_below(texts, folder):
-    return sum(len(text.splitlines()) for name, text in texts.items() if name.startswith(folder))
+    counted = [
+        n for n in texts if n.startswith(folder) and not re.match(r"tests/mutants/.*toml", n)
+    ]
+    return sum(len(texts[name].splitlines()) for name in counted)
 
 
 def helpers_of(text):

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "arguments/memory.h"
 #include "arguments/output.h"
 #include "specdec/verification.h"
-#include "arguments/memory.h"
 #include "torch/launch.h"
 #include "torch/register.h"
 
