@@ -1,16 +1,20 @@
-"""Times texts that follow a JSON schema, with drafts and without, and free texts beside them.
+"""Times texts of which much is known: JSON of a schema, and edits of code that is given.
 
     python -m bench.structured_text [--dtype D] [--runs N] [--tokens N]
 
-SmolLM2-135M reads notes and fills in a form about each, greedily. Every note is answered in turns
-by all ways, and the first answers are not counted. Texts with drafts must be those without.
+SmolLM2-135M reads notes and fills in a form about each, or writes of it freely; and it repeats
+programs with a name changed, where the program is also the prediction. It does so greedily. Every
+prompt is answered in turns by all ways, and the first answers are not counted. Texts with drafts
+must be those without.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
@@ -40,16 +44,80 @@ NOTES = (
     "Painted in 1885, The Ferry and Evening in the Port are by Pierre Lenoir, who lived in Nantes.",
     "Ada Okafor lives in Lagos. Her first record, Red Rain, came out in 1998, and Tides followed.",
 )
+PROGRAMS = (
+    """class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+        self.items.append(item)
+
+    def pop(self):
+        return self.items.pop()
+
+    def __len__(self):
+        return len(self.items)
+""",
+    """def read_lines(path):
+    with open(path) as file:
+        return [line.strip() for line in file]
+
+
+def count_words(path):
+    counts = {}
+    for line in read_lines(path):
+        for word in line.split():
+            counts[word] = counts.get(word, 0) + 1
+    return counts
+""",
+)
+NAMES = (("Stack", "Pile"), ("counts", "totals"))
+DRAFTS: dict[str, dict[str, Any]] = {
+    "none": {"drafter": None}, "copied": {"drafter": "prompt_lookup"}, "default": {},
+}  # fmt: skip
 console = Console(highlight=False, width=120)
 
 
-def asked(tokenizer: Any, note: str) -> Any:
-    """The prompt as a chat: input_ids and attention_mask [1, T]."""
-    line = f"{note}\n\nDescribe the person as JSON with the keys {', '.join(SCHEMA['required'])}."
-    turn = [{"role": "user", "content": line}]
-    return tokenizer.apply_chat_template(
-        turn, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+@dataclass
+class Prompt:
+    """What is asked, its token ids, and what is known of the answer."""
+
+    text: str  # "JSON", "free" or "edit"
+    inputs: Any  # input_ids and attention_mask [1, T]
+    options: dict[str, Any] = field(default_factory=dict)
+    prediction: list[int] | None = None
+
+    @property
+    def ways(self) -> dict[str, dict[str, Any]]:
+        """What drafts, and the arguments that say so."""
+        if self.prediction is None:
+            return DRAFTS
+        known = {"prediction": self.prediction}
+        return {**DRAFTS, "prediction": known, "prediction alone": {**known, "drafter": None}}
+
+
+def prompts(tokenizer: Any, grammar: Grammar) -> Iterator[Prompt]:
+    """All prompts, as chats."""
+
+    def chat(line: str) -> Any:
+        return tokenizer.apply_chat_template(
+            [{"role": "user", "content": line}], add_generation_prompt=True, return_tensors="pt",
+            return_dict=True,
+        )  # fmt: skip
+
+    for note in NOTES:
+        keys = ", ".join(SCHEMA["properties"])  # type: ignore[arg-type]  # names
+        inputs = chat(f"{note}\n\nDescribe the person as JSON with the keys {keys}.")
+        follows = GrammarProcessor(grammar, inputs["input_ids"].shape[1])
+        yield Prompt("JSON", inputs, {"logits_processor": [follows]})
+        yield Prompt("free", inputs)
+    for program, (old, new) in zip(PROGRAMS, NAMES, strict=True):
+        block = f"```python\n{program}```"
+        inputs = chat(
+            f"Repeat this code, but rename {old} to {new}. Write the code only.\n\n{block}"
+        )
+        known = tokenizer(block, add_special_tokens=False)["input_ids"]
+        yield Prompt("edit", inputs, prediction=known)
 
 
 def main(
@@ -65,51 +133,44 @@ def main(
     begin = time.perf_counter()
     grammar = Grammar.json_schema(reader, SCHEMA)
     compiled = time.perf_counter() - begin
-    ways: dict[tuple[str, str], dict[str, Any]] = {
-        (text, drafts): {} if drafts == "default" else {"drafter": drafter}
-        for text in ("JSON", "free")
-        for drafts, drafter in (("none", None), ("copied", "prompt_lookup"), ("default", ""))
-    }
-    seconds: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
-    made = dict.fromkeys(ways, 0)
-    rounds = dict.fromkeys(ways, 0)
-    texts: dict[tuple[str, str, str], list[int]] = {}
-    for note in NOTES:
-        inputs = asked(tokenizer, note)
-        width = inputs["input_ids"].shape[1]
+    seconds: dict[tuple[str, str], list[float]] = {}
+    made, rounds = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    different, written = 0, []
+    for prompt in prompts(tokenizer, grammar):
+        width, texts = prompt.inputs["input_ids"].shape[1], {}
         for run in range(runs + 1):
-            for way, options in ways.items():
-                follows = [GrammarProcessor(grammar, width)] if way[0] == "JSON" else None
+            for drafts, options in prompt.ways.items():
+                way = prompt.text, drafts
                 begin = time.perf_counter()
                 out = generate(
-                    model, **inputs, **options, logits_processor=follows, do_sample=False,
+                    model, **prompt.inputs, **options, **prompt.options, do_sample=False,
                     max_new_tokens=tokens, return_dict_in_generate=True,
                 )  # fmt: skip
                 took = time.perf_counter() - begin
-                texts[(*way, note)] = out.sequences[0, width:].tolist()
+                texts[drafts] = out.sequences[0, width:].tolist()
                 if run:
-                    seconds[way].append(took)
+                    seconds.setdefault(way, []).append(took)
                     made[way] += out.stats.sequences[0].new_tokens
                     rounds[way] += out.stats.sequences[0].rounds
+        different += sum(text != texts["none"] for text in texts.values())
+        if prompt.text != "free":
+            written.append(tokenizer.decode(texts["none"], skip_special_tokens=True))
     table = Table("text", "drafts", "tokens/s", "over none", "tokens a round", "s, median")
-    for way, took in seconds.items():
+    for way, times in seconds.items():
         plain = sum(seconds[way[0], "none"])
         table.add_row(
             *way,
-            f"{made[way] / sum(took):.1f}",
-            f"{plain / sum(took):.2f}",
+            f"{made[way] / sum(times):.1f}",
+            f"{plain / sum(times):.2f}",
             f"{made[way] / rounds[way]:.2f}",
-            f"{statistics.median(took):.3f}",
+            f"{statistics.median(times):.3f}",
         )
     console.print(table)
     console.print(f"tokenizer read in {read:.2f} s, schema compiled in {compiled * 1e3:.1f} ms")
-    differing = 0
-    for note in NOTES:
-        text = texts["JSON", "none", note]
-        console.print(json.loads(tokenizer.decode(text, skip_special_tokens=True)))
-        differing += sum(texts["JSON", way, note] != text for way in ("copied", "default"))
-    console.print(f"{differing} texts differ from those without drafts")
-    raise typer.Exit(int(differing > 0))
+    for text in written:
+        console.print(text, markup=False)
+    console.print(f"{different} texts differ from those without drafts")
+    raise typer.Exit(int(different > 0))
 
 
 if __name__ == "__main__":
