@@ -49,6 +49,9 @@ specdec_code failed() noexcept {
     } catch (const std::exception& error) {
       last_error() = error.what();
       return SPECDEC_INTERNAL_ERROR;
+    } catch (...) {
+      last_error() = "an exception of an unknown type was thrown";
+      return SPECDEC_INTERNAL_ERROR;
     }
   } catch (...) {  // there is no memory for the message either
     return SPECDEC_OUT_OF_MEMORY;

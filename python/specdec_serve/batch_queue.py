@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from specdec_hf.arguments import check_integer, check_integers, shown
 from specdec_hf.decoder import SpeculativeDecoder
 from specdec_hf.extras.continuous_batching import PREFILL_CHUNK_SIZE
+from specdec_hf.extras.known_drafts import check_prediction
 from specdec_hf.extras.prefix_cache import Prefix, PrefixCache
 from specdec_hf.loop.streaming import Step
 from specdec_hf.request.entry import prepare_call
@@ -254,10 +255,8 @@ class BatchQueue:
             if longest is not None:
                 rule = f"1 to {longest} tokens, the model's context of {length} less max_new_tokens"
             raise ValueError(f"input_ids must have {rule}, got {len(prompt)}")
-        expected = check_integers("prediction", prediction, 0, vocab_size_of(self.model) - 1)
-        if length is not None and len(expected) > length:
-            rule = f"at most {length} tokens, the model's context"
-            raise ValueError(f"prediction must have {rule}, got {len(expected)}")
+        (ids,) = check_prediction([prediction], 1, 1, vocab_size_of(self.model), length)
+        expected = [] if ids is None else ids.tolist()
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         # A batch would refuse the values of one of its sequences for all of them.
         listed = {name: [value] for name, value in sampling.items()}
@@ -387,7 +386,7 @@ def _arguments(sequence: QueuedSequence, device: torch.device) -> dict[str, Any]
         "stopping_criteria": [] if stop is None else [ended],
         "logits_processor": LogitsProcessorList(sequence.processors),
         **({"eos_token_id": -1} if sequence.ignore_eos else {}),
-        "prediction": [sequence.prediction] if sequence.prediction else None,
+        "prediction": [sequence.prediction] if len(sequence.prediction) else None,
         **COMMON,
         **sequence.sampling,
     }

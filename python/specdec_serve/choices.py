@@ -45,7 +45,7 @@ class Form:
         """What a piece appends to a text; None where it has to wait for more."""
         if not (piece.text or piece.logprobs or piece.finished):
             return None
-        part = self._part(index, piece.text)
+        part = self._part(index, piece.text, is_last=bool(piece.finished))
         return self._choice(index, part, self._listed(piece), piece.finished)
 
     def _listed(self, piece: Piece) -> list[TokenLogprob]:
@@ -65,7 +65,7 @@ class Form:
     def _whole(self, text: str) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _part(self, index: int, text: str) -> dict[str, Any]:
+    def _part(self, index: int, text: str, *, is_last: bool) -> dict[str, Any]:
         raise NotImplementedError
 
     def _logprobs(self, listed: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class CompletionForm(Form):
     def _whole(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
-    def _part(self, index: int, text: str) -> dict[str, Any]:
+    def _part(self, index: int, text: str, *, is_last: bool) -> dict[str, Any]:
         return {"text": text}
 
     def _logprobs(self, listed: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class ChatForm(Form):
     def _whole(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def _part(self, index: int, text: str) -> dict[str, Any]:
+    def _part(self, index: int, text: str, *, is_last: bool) -> dict[str, Any]:
         role = {} if index in self._begun else {"role": "assistant"}
         self._begun.add(index)
         return {"delta": {**role, "content": text}}
@@ -144,14 +144,17 @@ class ToolForm(ChatForm):
 
     def _whole(self, text: str) -> dict[str, Any]:
         call = GrowingCall(self._tool_choice.name)
-        function = {"arguments": call.add(text), "name": call.name}
-        made = {"id": _call_id(), "type": "function", "function": function}
-        return {"message": {"role": "assistant", "content": None, "tool_calls": [made]}}
+        message: dict[str, Any] = {"role": "assistant", "content": None}
+        function = {"arguments": call.add(text, is_last=True), "name": call.name}
+        if call.name:  # else the text was cut before it
+            made = {"id": _call_id(), "type": "function", "function": function}
+            message["tool_calls"] = [made]
+        return {"message": message}
 
-    def _part(self, index: int, text: str) -> dict[str, Any]:
+    def _part(self, index: int, text: str, *, is_last: bool) -> dict[str, Any]:
         call = self._calls.setdefault(index, GrowingCall(self._tool_choice.name))
-        delta = super()._part(index, "")["delta"] | {"content": None}
-        function = {"arguments": call.add(text)}
+        delta = super()._part(index, "", is_last=is_last)["delta"] | {"content": None}
+        function = {"arguments": call.add(text, is_last=is_last)}
         if call.name and index not in self._named:
             self._named.add(index)
             begun = {"id": _call_id(), "type": "function"}

@@ -106,7 +106,7 @@ class Encoder:
                 self._check_length(field, prompt)
                 return list(self._tokenizer(prompt)["input_ids"])
             if isinstance(prompt, Continuation):
-                self._check_length(field, prompt.text)
+                self._check_length(field, prompt.text, beside=0)
                 return list(self._tokenizer(prompt.text, add_special_tokens=False)["input_ids"])
             self._check_template(field, prompt)
             template = partial(
@@ -124,12 +124,16 @@ class Encoder:
         except Exception as error:  # whatever a tokenizer or a chat template raises
             raise Fault(400, f"{field} cannot be encoded: {error}", param=field) from error
 
-    def _check_length(self, field: str, text: str) -> None:
-        """Refuse a text that no tokens within the context can hold, before it is encoded."""
+    def _check_length(self, field: str, text: str, beside: int = 1) -> None:
+        """Refuse a text that no tokens can hold within the context, before it is encoded.
+
+        The context must hold as many other tokens ``beside`` it.
+        """
         if self._capacity is None or len(text) <= self._max_characters:
             return
-        if (tokens := self._capacity.min_tokens(text)) >= self._context:
-            rule = f"at most {self._context - 1} tokens, one less than the model's context"
+        if (tokens := self._capacity.min_tokens(text)) > self._context - beside:
+            less = "one less than the model's context" if beside else "the model's context"
+            rule = f"at most {self._context - beside} tokens, {less}"
             line = f"{field} must have {rule}, got {len(text)} characters, {tokens} tokens or more"
             raise Fault(400, line, param=field, code="context_length_exceeded")
 
@@ -160,7 +164,13 @@ def _is_text(prompt: Prompt) -> TypeGuard[Text]:
 def _characters(prompt: Text) -> int:
     if isinstance(prompt, str | Continuation):
         return len(prompt if isinstance(prompt, str) else prompt.text)
-    return sum(len(message.content or "") + 1 for message in prompt.messages)
+    written = [json.dumps(tool.model_dump()) for tool in prompt.tools]
+    for message in prompt.messages:
+        written.append(message.content or "")
+        written += [
+            call.function.name + call.function.arguments for call in message.tool_calls or ()
+        ]
+    return sum(map(len, written)) + len(prompt.messages)
 
 
 class Capacity(NamedTuple):

@@ -25,6 +25,7 @@ MAX_MESSAGES = 2048
 MAX_METADATA = 16
 MAX_BIASES = 300
 MAX_TOOLS = 128
+MAX_LEVELS = 64
 
 
 def _only(*neutral: Any) -> PlainValidator:
@@ -141,7 +142,22 @@ def _schema(value: Any) -> Any:
         raise ValueError(f"json_schema must be an object of {', '.join(sorted(described))}")
     if not isinstance(value.get("schema"), dict):
         raise ValueError("json_schema must have a schema, which is an object")
-    return value["schema"]
+    return _not_too_deep(value["schema"])
+
+
+def _not_too_deep(schema: Any) -> Any:
+    """A schema that programs which call themselves for each level can read."""
+    level = [schema]
+    for _ in range(MAX_LEVELS):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return schema
+    raise ValueError(f"must have at most {MAX_LEVELS} levels of objects and lists in its schema")
 
 
 def _pattern(value: Any) -> str:
@@ -167,7 +183,7 @@ def _grammar(value: Any) -> Constraint:
         return "regex", _pattern(value["value"])
     if value["type"] != "json" or not isinstance(value["value"], dict):
         raise ValueError("must have type regex, or json with a schema as value")
-    return "json_schema", value["value"]
+    return "json_schema", _not_too_deep(value["value"])
 
 
 class Body(BaseModel, extra="forbid", strict=True):
@@ -198,6 +214,11 @@ class PenaltyFields(Body):
         return FREE
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether there is such a thing."""
+        return self.constraint != FREE
+
+    @property
     def constraint_field(self) -> str:
         """The field that says so."""
         return "response_format"
@@ -205,7 +226,7 @@ class PenaltyFields(Body):
     @model_validator(mode="after")
     def _a_grammar_ends_its_texts(self) -> "PenaltyFields":
         for name in ("ignore_eos", "min_tokens"):
-            if getattr(self, name) and self.constraint != FREE:
+            if getattr(self, name) and self.is_constrained:
                 raise _disagreement(name, "with a format or grammar", getattr(self, name))
         return self
 
@@ -318,7 +339,7 @@ def _role(value: str) -> str:
 def _is_object(arguments: str) -> str:
     try:
         parsed = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         raise ValueError("must be a JSON object as a string")
@@ -365,10 +386,19 @@ class Message(Body):
         return {"role": self.role, "content": self.content or "", **given}
 
 
+def _parameters(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type", "object") != "object":
+        raise ValueError("must be the schema of an object")
+    return {"type": "object", **_not_too_deep(schema)}
+
+
 class ToolFunction(Body):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
-    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    parameters: Annotated[dict[str, Any], AfterValidator(_parameters)] = {
+        "type": "object",
+        "properties": {},
+    }
     strict: bool = False
 
 
@@ -444,9 +474,16 @@ class ChatRequest(OpenAIRequest):
             )
         if choice.kind == "function" and choice.name not in names:
             raise ValueError(f"tool_choice must name one of tools, got {shown(choice.name)}")
-        if choice.forces and self.response_format != FREE:
-            raise _disagreement("response_format", "with a call", self.response_format[0])
+        for name, given in (("response_format", self.response_format != FREE), ("stop", self.stop)):
+            if choice.forces and given:
+                raise _disagreement(
+                    name, "with a tool_choice that forces a call", getattr(self, name)
+                )
         return self
+
+    @property
+    def is_constrained(self) -> bool:
+        return self.tool_choice.forces or self.response_format != FREE
 
     @property
     def constraint(self) -> Constraint:

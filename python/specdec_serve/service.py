@@ -283,8 +283,9 @@ def _in_words_of(fields: tuple[str, str], error: ValueError) -> Fault:
     first = re.split(r"\W", message)[0]
     for name, given in names.items():
         message = message.replace(name, given)
-    long = first == "input_ids" and "tokens, the model" in message
+    long = first in ("input_ids", "prediction") and "tokens, the model" in message
     long = long and not message.endswith("got 0")
     code = "context_length_exceeded" if long else None
-    param = names.get(first, first if first in SamplingFields.model_fields else None)
+    own = first == "prediction" or first in SamplingFields.model_fields
+    param = names.get(first, first if own else None)
     return Fault(400, message, param=param, code=code)

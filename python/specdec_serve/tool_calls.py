@@ -1,11 +1,13 @@
-"""Calls of tools: the JSON that an answer is made to be, and how it is read as it grows."""
+"""Calls of tools: the JSON that an answer has to be, and how it is read as it grows."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
+VALUES = ("const", "enum", "default", "examples")  # keys of a schema that hold no schemas
 HEAD = re.compile(r'\{"name": "([^"]*)", "arguments": ')
 
 
@@ -36,8 +38,12 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(one, place) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {name: _moved(one, place) for name, one in schema.items()}
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+    moved = {
+        name: one if name in VALUES else _moved(one, place)
+        for name, one in schema.items()
+        if name != "$id"  # from which references would go out
+    }
+    if isinstance(reference := schema.get("$ref"), str) and re.match("#(/|$)", reference):
         moved["$ref"] = place + reference[1:]
     return moved
 
@@ -54,10 +60,17 @@ class GrowingCall:
 
     def __init__(self, chosen: str) -> None:
         self.name, self._has_name = chosen, not chosen
-        self._text = ""
+        self._text, self._arguments = "", ""
 
-    def add(self, text: str) -> str:
-        """What a piece of the text appends to the arguments."""
+    def add(self, text: str, *, is_last: bool) -> str:
+        """The part of the arguments that a piece of the text has."""
+        ready = self._read(text)
+        self._arguments += ready
+        if is_last and self.name and not _is_whole(self._arguments):  # the text was cut
+            ready += self._text
+        return ready
+
+    def _read(self, text: str) -> str:
         self._text += text
         if not self.name:
             head = HEAD.match(self._text)
@@ -68,3 +81,11 @@ class GrowingCall:
         ready = self._text.removesuffix("}") if self._has_name else self._text
         self._text = self._text[len(ready) :]
         return ready
+
+
+def _is_whole(arguments: str) -> bool:
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return False
+    return True

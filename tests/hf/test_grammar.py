@@ -328,7 +328,10 @@ def test_a_prediction_is_drafted_and_counted(drafter):
         for wrong, words in (
             ("text", "must be an object of the type content and its content, got 'text'"),
             ({"type": "content", "content": 3}, "must have a string or parts of type text"),
-            ({"type": "content", "content": "ab " * 400}, "must have at most 255 tokens"),
+            (
+                {"type": "content", "content": "ab " * 400},
+                "must have at most 256 tokens, the model's context, got 1200",
+            ),
         ):
             answer = client.post(CHAT, json=asked | {"prediction": wrong})
             error = answer.json()["error"]

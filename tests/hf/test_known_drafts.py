@@ -97,7 +97,8 @@ def test_a_text_ends_within_its_prediction():
         assert got == cut
 
 
-def test_sequences_bring_their_own_into_a_batch():
+@pytest.mark.parametrize("drafter", ["prompt_lookup", None], ids=["prompt_lookup", "none"])
+def test_sequences_bring_their_own_into_a_batch(drafter):
     want, _ = texts("sampled", drafter=None)
     prompts = hf_models.prompts(PROMPTS, vocab_size=60)
     calls = []
@@ -107,14 +108,16 @@ def test_sequences_bring_their_own_into_a_batch():
             "max_new_tokens": NEW, "do_sample": True, "temperature": 0.9,
             "prediction": None if b == 1 else want[b],
         })  # fmt: skip
+    calls = [calls[1], calls[0], calls[2]] if drafter is None else calls  # the first has none
+    order = [SAMPLED["seed"].index(call["seed"]) for call in calls]
     first, waiting = calls[0], calls[1:]
-    decoder = SpeculativeDecoder("prompt_lookup", rule="match", guard=False)
+    decoder = SpeculativeDecoder(drafter, rule="match", guard=False)
     found, predicted = [[] for _ in calls], [0] * len(calls)
     for step in decoder.stream(
         MODEL, **first, source=lambda running: waiting.pop(0) if waiting else None
     ):
-        found[step.sequence] += step.tokens
-        predicted[step.sequence] += step.predicted * sum(step.from_draft)
+        found[order[step.sequence]] += step.tokens
+        predicted[order[step.sequence]] += step.predicted * sum(step.from_draft)
         assert step.drafted >= sum(step.from_draft)
     assert found == want
     assert predicted[1] == 0
@@ -125,7 +128,7 @@ def test_the_hugging_face_way_in_takes_a_prediction():
     inputs = hf_models.prompts(PROMPTS[:1], vocab_size=60)
     plain = MODEL.generate(**inputs, max_new_tokens=NEW, do_sample=False)
     text = plain[0, inputs["input_ids"].shape[1] :]
-    for given in (text, [text.tolist()], text.tolist()):
+    for given in (text, [text.tolist()], text.tolist(), text.numpy()):
         got = MODEL.generate(
             **inputs, max_new_tokens=NEW, do_sample=False, return_dict_in_generate=True,
             custom_generate=SpeculativeDecoder(drafter=None), prediction=given,
@@ -138,6 +141,8 @@ WRONG = [
     ("text", TypeError, "prediction must be token ids, or a list of them, got 'text'"),
     ([[1], [2]], ValueError, "prediction must have a text for each of 3 prompts, got 2"),
     ([1, 2], ValueError, "prediction must have a text for each of 3 prompts, got 1"),
+    (torch.tensor([0.5, 1.0, 2.0]), TypeError, "prediction must be token ids, got [0.5, 1.0, 2.0]"),
+    ([[1, [2]], None, None], TypeError, "prediction must be token ids, got [1, [2]]"),
     ([[1], [0.5], None], TypeError, "prediction must be token ids, got [0.5]"),
     ([[1], [60], None], ValueError, "prediction must hold token ids in [0, 60), got 60"),
     ([[1], [-1], None], ValueError, "prediction must hold token ids in [0, 60), got -1"),

@@ -1,6 +1,7 @@
 """Answers that call a tool, which the request forces, and chats that go on behind one."""
 
 import copy
+import functools
 import json
 
 import pytest
@@ -73,8 +74,10 @@ def test_a_forced_call_is_one_of_the_tools(client):
     assert {one["finish_reason"] for one in free} == {"tool_calls"}
     plain = client.post(CHAT, json={**asked, "n": 1, "tool_choice": "none", "max_tokens": 3})
     assert "tool_calls" not in plain.json()["choices"][0]["message"]
-    cut = client.post(CHAT, json={**ASKED, "tool_choice": NAMED, "max_tokens": 3}).json()
-    assert cut["choices"][0]["finish_reason"] == "length"
+    for choice in (NAMED, "required"):  # cut before a name is known, the answer has no call
+        cut = client.post(CHAT, json={**ASKED, "tool_choice": choice, "max_tokens": 3}).json()
+        assert cut["choices"][0]["finish_reason"] == "length"
+        assert ("tool_calls" in cut["choices"][0]["message"]) == (choice == NAMED)
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
@@ -118,6 +121,7 @@ def one(**fields):
     return [{"type": "function", "function": {"name": "f", **fields}}]
 
 
+DEEP = functools.reduce(lambda inner, _: {"properties": {"a": inner}}, range(99), {})
 WRONG = [
     ({}, "tool_choice", "must be none, required or a function beside tools"),
     ({"tool_choice": "any"}, "tool_choice", "must be none, auto, required, or an object"),
@@ -126,10 +130,20 @@ WRONG = [
      "must name one of tools, got 'x'"),
     ({"tool_choice": "required", "tools": [*TOOLS, *TOOLS]}, "tools", "must have different names"),
     ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format",
-     "must not be given with a call"),
+     "must not be given with a tool_choice that forces a call"),
+    ({"tool_choice": "required", "stop": "a"}, "stop", "must not be given with a tool_choice that"),
+    ({"tool_choice": {"type": "function", "function": {"name": "x"}}, "min_tokens": 2},
+     "min_tokens", "must not be given with a format or grammar"),
+    ({"tool_choice": "required", "tools": one(parameters={"type": "string"})},
+     "tools.0.function.parameters", "must be the schema of an object"),
+    ({"tool_choice": "required", "tools": one(parameters=DEEP)},
+     "tools.0.function.parameters", "must have at most 64 levels"),
+    ({"tools": None, "messages": [{"role": "assistant", "tool_calls": [
+        {"id": "a", "function": {"name": "f", "arguments": '{"a":' * 10**5}}]}]},
+     "messages.0.tool_calls.0.function.arguments", "must be a JSON object as a string"),
     ({"tool_choice": "required", "tools": one(name="a b")}, "tools.0.function.name", "pattern"),
-    ({"tool_choice": "required", "tools": one(parameters={"type": "no"})}, "tools",
-     "must be followed by some text: the grammar does not compile"),
+    ({"tool_choice": "required", "tools": one(parameters={"properties": {"a": {"type": "no"}}})},
+     "tools", "must be followed by some text: the grammar does not compile"),
     ({"tools": None, "messages": [{"role": "assistant", "tool_calls": [
         {"id": "a", "function": {"name": "f", "arguments": "[]"}}]}]},
      "messages.0.tool_calls.0.function.arguments", "must be a JSON object as a string"),
@@ -165,6 +179,10 @@ def test_a_call_is_read_however_it_is_cut(size):
         ("f", arguments), ("", f'{{"name": "f", "arguments": {arguments}}}'),
     ):  # fmt: skip
         growing = GrowingCall(chosen)
-        parts = [growing.add(text[n : n + size]) for n in range(0, len(text), size)]
+        ends = [(n, n + size >= len(text)) for n in range(0, len(text), size)]
+        parts = [growing.add(text[n : n + size], is_last=last) for n, last in ends]
         assert (growing.name, "".join(parts)) == ("f", arguments)
+        cut = GrowingCall(chosen)
+        begin = text.index("}}") + 2
+        assert cut.add(text[:begin], is_last=True) == text[text.index('{"a"') : begin]
     assert schema_of_call(FUNCTIONS, "clock") == CLOCK

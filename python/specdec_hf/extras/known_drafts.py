@@ -21,13 +21,13 @@ from specdec_hf.loop.drafted import DraftedRound
 from specdec_hf.loop.session import Session
 
 MAX_KNOWN = 31  # tokens of a round; the tree of drafter "auto" has as many
-LONGEST_MATCH = MAX_KNOWN  # tokens of an ending that are compared
-SHORTEST_MATCH = 2
+MAX_MATCH = MAX_KNOWN  # tokens of an ending that are compared
+MIN_MATCH = 2
 MATCH_BEHIND_EDIT = 4
 
 
 def check_prediction(
-    given: Any, batch_size: int, num_return_sequences: int, vocab_size: int, most: int | None
+    given: Any, batch_size: int, num_return_sequences: int, vocab_size: int, max_tokens: int | None
 ) -> list[NDArray[np.int64] | None]:
     """``prediction`` of `generate` for each sequence.
 
@@ -37,36 +37,39 @@ def check_prediction(
         batch_size: number of sequences.
         num_return_sequences: how many that follow one another continue one prompt.
         vocab_size: all ids are below it.
-        most: longest text, the context length of the model; None where there is no limit.
+        max_tokens: of a text, the context length of the model; None where there is no limit.
 
     Raises:
         TypeError: no sequence of integers.
         ValueError: too many of them, one outside the vocabulary, or another number of texts.
     """
-    if isinstance(given, torch.Tensor):
+    prompts = batch_size // num_return_sequences
+    if isinstance(given, torch.Tensor | np.ndarray):
         given = given.tolist()
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise TypeError(f"prediction must be token ids, or a list of them, got {shown(given)}")
-    prompts = batch_size // num_return_sequences
-    alone = all(isinstance(one, int | np.integer) for one in given)
-    texts = [given] if alone else list(given)
-    if len(texts) != prompts:
+    single = not any(isinstance(one, Sequence | torch.Tensor | np.ndarray) for one in given)
+    texts = [given] if single and any(one is not None for one in given) else list(given)
+    checked = [None if one is None else _checked(one, vocab_size, max_tokens) for one in texts]
+    if len(checked) != prompts:
         raise ValueError(
-            f"prediction must have a text for each of {prompts} prompts, got {len(texts)}"
+            f"prediction must have a text for each of {prompts} prompts, got {len(checked)}"
         )
-    checked = [None if one is None else _checked(one, vocab_size, most) for one in texts]
     return [one for one in checked for _ in range(num_return_sequences)]
 
 
-def _checked(text: Any, vocab_size: int, most: int | None) -> NDArray[np.int64]:
-    ids = np.asarray(text.tolist() if isinstance(text, torch.Tensor) else text)
+def _checked(text: Any, vocab_size: int, max_tokens: int | None) -> NDArray[np.int64]:
+    try:
+        ids = np.asarray(text.tolist() if isinstance(text, torch.Tensor) else text)
+    except ValueError:  # lists of several lengths
+        ids = np.empty((1, 1))
     if ids.size == 0:
         return np.empty(0, np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise TypeError(f"prediction must be token ids, got {shown(text)}")
-    if most is not None and len(ids) > most:
+    if max_tokens is not None and len(ids) > max_tokens:
         raise ValueError(
-            f"prediction must have at most {most} tokens, the model's context, got {len(ids)}"
+            f"prediction must have at most {max_tokens} tokens, the model's context, got {len(ids)}"
         )
     wrong = ids[(ids < 0) | (ids >= vocab_size)]
     if len(wrong):
@@ -75,22 +78,22 @@ def _checked(text: Any, vocab_size: int, most: int | None) -> NDArray[np.int64]:
 
 
 def continuation(
-    text: NDArray[np.int64], prediction: NDArray[np.int64], most: int
+    text: NDArray[np.int64], prediction: NDArray[np.int64], max_tokens: int
 ) -> NDArray[np.int64]:
-    """What follows in a prediction where a text has come to.
+    """The tokens that follow in a prediction at the place that a text has come to.
 
-    That is behind the longest match of the text's ending; of equally long ones, behind the one
-    whose place in the prediction is the nearest to that in the text. Where the last token is not
-    the predicted one, the prediction goes on behind the token that it replaces. After a match of n
-    tokens at most 2n are drafted, so that an edit costs few rejected drafts.
+    They are those behind the longest match of the text's ending; of equally long ones, behind the
+    one whose place in the prediction is the nearest to that in the text. Where the last token is
+    not the predicted one, the prediction goes on behind the token that it replaces. After a match
+    of n tokens at most 2n are drafted, so that an edit costs few rejected drafts.
 
     Args:
         text: [n] int64, the new tokens; at least one.
         prediction: [m] int64.
-        most: most tokens.
+        max_tokens: of the draft.
 
     Returns:
-        [up to ``most``] int64, empty where the prediction does not say what follows.
+        [up to ``max_tokens``] int64, empty where the prediction does not say what follows.
 
     Example:
         >>> import numpy as np
@@ -101,14 +104,14 @@ def continuation(
         [10]
     """
     end, size = _longest_match(text, prediction)
-    if size < min(SHORTEST_MATCH, len(text)):
+    if size < min(MIN_MATCH, len(text)):
         end, size = _longest_match(text[:-1], prediction)
         if size < MATCH_BEHIND_EDIT:
             return prediction[:0]
         end, size = end + 1, MATCH_BEHIND_EDIT
     elif size == len(text):  # it began as predicted
         size = max(size, MATCH_BEHIND_EDIT)
-    return prediction[end + 1 : end + 1 + min(most, 2 * size)]
+    return prediction[end + 1 : end + 1 + min(max_tokens, 2 * size)]
 
 
 def _longest_match(text: NDArray[np.int64], prediction: NDArray[np.int64]) -> tuple[int, int]:
@@ -117,7 +120,7 @@ def _longest_match(text: NDArray[np.int64], prediction: NDArray[np.int64]) -> tu
         return -1, 0
     ends = np.flatnonzero(prediction == text[-1])
     size = 1 if len(ends) else 0
-    while size and size < min(len(text), LONGEST_MATCH):
+    while size and size < min(len(text), MAX_MATCH):
         longer = ends[ends >= size]
         longer = longer[prediction[longer - size] == text[-1 - size]]
         if not len(longer):
@@ -128,20 +131,21 @@ def _longest_match(text: NDArray[np.int64], prediction: NDArray[np.int64]) -> tu
     return int(ends[np.abs(ends - (len(text) - 1)).argmin()]), size
 
 
-def propose_known(session: Session, drafted: DraftedRound, most: NDArray[np.int64]) -> bool:
+def propose_known(session: Session, drafted: DraftedRound, max_depths: NDArray[np.int64]) -> bool:
     """Draft what the calls of the sequences bring; whether there is something.
 
     Args:
         session: between two rounds.
         drafted: its round, which holds the drafts then.
-        most: [B], how many tokens each sequence may draft.
+        max_depths: [B], how many tokens each sequence may draft.
     """
     drafter = session.drafter
-    if not session.plan.request.drafts or (drafter is not None and drafter.needs.target_forward):
+    verifies = session.plan.request.drafts or session.runner.has_slots
+    if not verifies or (drafter is not None and drafter.needs.target_forward):
         return False
     chains: dict[int, Sequence[int]] = {}
-    for b in np.flatnonzero(most > 0).tolist():
-        limit = min(int(most[b]), MAX_KNOWN)
+    for b in np.flatnonzero(max_depths > 0).tolist():
+        limit = min(int(max_depths[b]), MAX_KNOWN)
         call, index = session.sequences.calls[b]
         begin, end = session.sequences.prompt_lengths[b], session.history.lengths[b]
         prediction = call.assistant.predictions[index] if call.assistant.predictions else None
@@ -149,12 +153,12 @@ def propose_known(session: Session, drafted: DraftedRound, most: NDArray[np.int6
             text = session.history.tokens[b, begin:end]
             chains[b] = continuation(text, prediction, limit).tolist()
             drafted.predicted[b] = bool(chains[b])
-        if not chains.get(b) and call.processors[index]:
+        if not chains.get(b) and call.processors[index] and drafter is not None:
             chains[b] = _forced(session, b, call.processors[index][-1])[:limit]
     width = max(map(len, chains.values()), default=0)
     if not width:
         return False
-    tokens = np.full((len(most), width), -1)
+    tokens = np.full((len(max_depths), width), -1)
     for b, chain in chains.items():
         tokens[b, : len(chain)] = chain
     made = Draft(torch.from_numpy(tokens))

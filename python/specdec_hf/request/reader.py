@@ -148,7 +148,7 @@ def _predictions(model: Any, given: Any, batch_size: int, config: GenerationConf
     from specdec_hf.extras.known_drafts import check_prediction  # noqa: PLC0415  # rarely given
 
     if num_beams_of(config) > 1:
-        raise ValueError(f"prediction must be None with num_beams={config.num_beams}")
+        raise ValueError(f"prediction must be None with num_beams={config.num_beams}, got one")
     copies = sequences_per_prompt(config)
     return check_prediction(given, batch_size, copies, vocab_size_of(model), context_length(model))
 
