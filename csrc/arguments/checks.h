@@ -16,7 +16,7 @@
 
 namespace specdec {
 
-// What callers of ops did wrong, as a message that names the argument, the rule and the value.
+// A fault of a caller of an op, as a message that names the argument, the rule and the value.
 struct ArgumentError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

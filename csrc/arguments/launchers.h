@@ -6,7 +6,7 @@
 
 namespace specdec {
 
-// Of an op whose CUDA kernels need scratch memory.
+// An op whose CUDA kernels need scratch memory.
 template <class OpParams>
 struct Launchers {
   void (*cpu)(const OpParams&, const Parallel&);
@@ -14,7 +14,7 @@ struct Launchers {
   int (*cuda)(const OpParams&, void* workspace, void* stream);
 };
 
-// Of an op that needs no scratch memory.
+// An op that needs no scratch memory.
 template <class OpParams>
 struct PlainLaunchers {
   void (*cpu)(const OpParams&, const Parallel&);

@@ -115,7 +115,7 @@ specdec_code init(typename Call::Args* args, size_t size) noexcept {
   });
 }
 
-// What the kernels take, and what keeps the memory that it points into.
+// The parameters of the kernels, and the owners of the memory that they point into.
 template <class Call>
 struct Prepared {
   typename Call::Arguments arguments{};

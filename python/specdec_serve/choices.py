@@ -130,7 +130,7 @@ class ChatForm(Form):
 
 
 class ToolForm(ChatForm):
-    """Of a chat whose answer calls a function.
+    """Writes the answer of a chat that calls a function.
 
     Args:
         choice: which one.

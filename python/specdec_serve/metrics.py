@@ -1,4 +1,4 @@
-"""What Prometheus reads at /metrics."""
+"""Counts and latencies of a server, which Prometheus reads at /metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the answers of a request have used, as OpenAI's API counts it."""
+"""Counts of the answers of a request, as OpenAI's API has them."""
 
 from __future__ import annotations
 

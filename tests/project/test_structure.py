@@ -248,7 +248,7 @@ def test_a_rule_is_in_few_files():
 # results of the caller, the prefix cache, predictions, calls of tools and vLLM's V2 runner. The
 # planted faults are not counted: each new mechanism must bring its own.
 
-TEST_LINES = 53_982  # of all files below tests/ but the ledger of faults
+TEST_LINES = 53_986  # of all files below tests/ but the ledger of faults
 SUPPORT_LINES = 2_225
 HELPERS = 2  # modules of ours that a reader of one test file has to know
 FILES_WITH_MORE_HELPERS = 29

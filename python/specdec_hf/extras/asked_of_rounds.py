@@ -1,5 +1,5 @@
-"""What drafters may ask about a round, the target's likeliest tokens and its rejections, and what
-callers may ask: `Step.top_logprobs`.
+"""Answers about a round: the likeliest tokens and the rejections for drafters, and for callers
+`Step.top_logprobs`.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def run_continuous(
 def _shared(
     session: Session, given: list[Asked], reason: str | None, store: PrefixCache | None
 ) -> SharedPrefixes:
-    """What the sequences of a batch share, which none can join for a reason, or with ``store``."""
+    """The prefixes of a batch, which no sequence can join for a reason, or those with ``store``."""
     if store is not None:
         if reason is not None:
             store.reason = f"sequences wait for the next batch: {reason}"

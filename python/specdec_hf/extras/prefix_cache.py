@@ -1,4 +1,4 @@
-"""What a prompt takes of texts that begin with the same tokens, so that these are not read again.
+"""Keys and values of texts that begin as a prompt does, so that these tokens are not read again.
 
 Two kinds of texts give their keys and values: those that run in the batch, and those that a
 `PrefixCache` keeps of sequences that have ended. A prompt takes them by `SpecCache.take`, by which
@@ -35,7 +35,7 @@ Layers = tuple[int, ...]
 
 @dataclass
 class Prefix:
-    """What a sequence may take of other texts, and what it took.
+    """The texts that a sequence may take a prefix of, and how much it took.
 
     Attributes:
         salt: it takes nothing of texts with another salt, and they take nothing of it.
@@ -97,7 +97,7 @@ class Text:
 
     @classmethod
     def of(cls, session: Session, b: int) -> Text:
-        """What the target has read of sequence ``b`` of a session."""
+        """The tokens of sequence ``b`` of a session that the target has read."""
         runner: Any = session.runner
         states = {log.layers: log.texts[b] for log in _logs(session)}
         counts = [sum(map(len, parts)) for parts in states.values()]
@@ -106,7 +106,7 @@ class Text:
 
     @property
     def bytes_of_token(self) -> int:
-        """What a token takes."""
+        """The size of a token."""
         layers = (layer for layer in self.cache.spec_layers if layer.is_initialized)
         slots = [x[0, :, 0].nbytes for layer in layers for x in layer.buffers]
         return sum(slots) + sum(parts[0][0].nbytes for parts in self.states.values())
@@ -251,7 +251,7 @@ class PrefixCache:
 
 
 class SharedPrefixes:
-    """What the sequences of a batch take of one another, and of the texts that are kept.
+    """Shares prefixes among the sequences of a batch, and with the texts that are kept.
 
     Args:
         store: which keeps texts; None keeps none.
@@ -364,7 +364,7 @@ def _give_states(alone: Session, text: Text, held: int) -> None:
 
 
 def _state_of_model(model: Any, packed: PackedModel | None) -> Hashable:
-    """What differs after anything changed of which keys and values follow.
+    """A value that changes with anything that keys and values follow from.
 
     Writes to ``weight.data`` of a model that is not on a CPU are not seen.
 
@@ -384,7 +384,7 @@ def _state_of_model(model: Any, packed: PackedModel | None) -> Hashable:
 
 
 def _digests(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Of the contents of tensors on a CPU; of others where they lie, and how often written to."""
+    """Digests of tensors on a CPU; of others, where they lie and how often they were written to."""
     made: list[Any] = [state_of(x) for x in tensors]
     try:
         from specdec_host import digests  # noqa: PLC0415  # may have no module for this Python
