@@ -111,9 +111,9 @@ LOOPS = (
 )
 KERNELS = (
     KernelBudget(ROWS, 64, 4, 211.0),
-    KernelBudget(DECIDE, 80, 3, 227.0),
+    KernelBudget(DECIDE, 80, 3, 227.1),
     KernelBudget(BLOCK, 80, 3, 149.2),
     KernelBudget(TREE_ROWS, 64, 4, 176.5),
-    KernelBudget(TREE, 128, 2, 415.2),
-    KernelBudget(SAMPLE, 64, 4, 172.4),
+    KernelBudget(TREE, 128, 2, 415.8),
+    KernelBudget(SAMPLE, 64, 4, 172.6),
 )
