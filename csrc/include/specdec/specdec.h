@@ -189,7 +189,7 @@ typedef struct specdec_verify_chain_args {
   specdec_tensor seeds;           /* [B] integers */
   specdec_tensor positions;       /* [B] integers: the absolute index of the first drafted token */
   void* tokens;                   /* [B, gamma+1] out, in the dtype of draft_token_ids: the accepted
-                                     drafts, one more token, then -1 */
+                                     drafts, a recovered or bonus token, -1 */
   int32_t* num_accepted;          /* [B] out */
   int32_t* status;                /* [B] out */
   float* logprobs;                /* [B, gamma+1] out, may be null */
